@@ -39,6 +39,7 @@ FRESH = """() => {
   document.getElementById('close-panel').click();
 }"""
 LOADED = 60_000  # milliseconds: a hang, not a speed
+INSECURE_HOST = "keyfed.test"  # 127.0.0.1 under a name that browsers do not trust over plain http
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -134,6 +135,7 @@ def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as running:
         # Chromium's sandbox does not start for root, which is who tests run as in a container.
         arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+        arguments.append(f"--host-resolver-rules=MAP {INSECURE_HOST} 127.0.0.1")
         started = running.chromium.launch(executable_path=path, args=arguments)
         yield started
         started.close()

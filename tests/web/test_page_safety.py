@@ -145,7 +145,7 @@ def test_the_page_is_small_and_a_reload_loads_the_manifest_only(browser, base_si
 
 POLICY = [
     "default-src 'none'", "script-src 'self'", "worker-src 'self'", "connect-src 'self'", "style-src 'self'",
-    "img-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+    "img-src 'self'", "manifest-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
     "require-trusted-types-for 'script'", "trusted-types keyfed",
 ]  # fmt: skip
 

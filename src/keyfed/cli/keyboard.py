@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -21,6 +22,10 @@ def export(
     int8: Annotated[
         bool, typer.Option("--int8/--fp32", help="Weights in eight bits, or as trained: four times the download.")
     ] = True,
+    site: Annotated[
+        Path | None,
+        typer.Option(help="Write a web site to this folder instead: the page with the model in it.", metavar="FOLDER"),
+    ] = None,
     base: Annotated[
         bool, typer.Option("--base", help="Write the format of the base model that comes along (`make base`).")
     ] = False,
@@ -38,6 +43,12 @@ def export(
 
       keyfed export runs/first
 
+    With --site it writes the keyboard as a web site: page, model, and what a phone needs to install it and to use it
+    without a network. Any host over HTTPS serves it, in a subfolder too. RUN may be `base`, or an export. The folder
+    must be new, empty, or an earlier site, which is replaced.
+
+      keyfed export base --site public
+
     With --base it writes what comes with the package instead: weights in eight bits, vocabulary, hashes of the
     lines of its text, manifest and card. The corpus must be at hand, and its licence must permit it.
 
@@ -48,6 +59,9 @@ def export(
 
       keyfed export base --phone --locale en --out phone
     """
+    if site is not None and (base or phone or out is not None):
+        other = "--base" if base else "--phone" if phone else "--out"
+        raise ConfigError(f"--site writes a folder of its own; leave {other} out")
     if base and phone:
         raise ConfigError("--base and --phone write different things; give one of them")
     if phone:
@@ -66,11 +80,31 @@ def export(
         packed = pack_base(run, out)
         print_json({"out": str(out), **packed.manifest}) if as_json else typer.echo(packed_text(packed))
         return
+    if site is not None:
+        _export_site(run, site, int8, as_json)
+        return
     from keyfed.keyboard.export import export_run, export_text
 
     done = export_run(run, out, int8)
     whole = {"out": str(done.out), **done.manifest, "notes": done.notes}
     print_json(whole) if as_json else typer.echo(export_text(done))
+
+
+def _export_site(run: Path, folder: Path, int8: bool, as_json: bool) -> None:
+    from keyfed.keyboard import bundle
+    from keyfed.keyboard.export import export_run
+    from keyfed.keyboard.site import files_of_site, site_text, write_site
+    from keyfed.run.base import is_base
+
+    files_of_site(folder)  # what cannot be written to is said before anything long
+    if not is_base(run) and folder.resolve().is_relative_to(run.resolve()):
+        raise ConfigError(f"{folder} lies in {run}, whose files are not for everybody; choose a folder elsewhere")
+    with TemporaryDirectory(prefix="keyfed-site-") as temporary:
+        if bundle.is_bundle(run):
+            done = write_site(run, folder)
+        else:
+            done = write_site(export_run(run, Path(temporary) / "export", int8).out, folder)
+    print_json({**asdict(done), "folder": str(folder)}) if as_json else typer.echo(site_text(done))
 
 
 def keyboard(

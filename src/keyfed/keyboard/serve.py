@@ -1,10 +1,13 @@
-"""The server of the keyboard page: files on 127.0.0.1, and nothing else.
+"""The server of the keyboard page: files on 127.0.0.1, or over TLS on one address of a local network, and nothing else.
 
 It never receives text: there is no route that takes any, only GET and HEAD are answered, and no request is logged. What
 may be read is a list made beforehand (the page's own files, the files an export's manifest names), so no path can lead
 out of it. A request with another Host is refused: a web site that makes its name point to 127.0.0.1 gets nothing.
 
 A file is sent gzipped where the browser takes that, and not at all (304) where the browser has it already.
+
+The page can be installed from 127.0.0.1, but has no service worker there. One address serves many runs, and a service
+worker would answer with the model of the one before. A site (`site`) has one.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,15 +37,18 @@ WEB = Path(__file__).parent / "web"
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".json": "application/json",
     ".svg": "image/svg+xml",
     ".png": "image/png",
     ".ico": "image/x-icon",
+    ".webmanifest": "application/manifest+json",
+    ".crt": "application/x-x509-ca-cert",
     ".onnx": "application/octet-stream",
     ".safetensors": "application/octet-stream",
 }
-PAGE = (".html", ".mjs", ".css", ".svg", ".png", ".ico")  # kinds of files at the top of web/
+PAGE = (".html", ".mjs", ".css", ".svg", ".png", ".ico", ".webmanifest")  # kinds of files at the top of web/
 POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -51,6 +57,7 @@ POLICY = "; ".join(
         "connect-src 'self'",
         "style-src 'self'",
         "img-src 'self'",
+        "manifest-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -107,18 +114,51 @@ def _sent(held: dict[Path, Sent], path: Path, *, small: bool) -> Sent:
     return known
 
 
+Found = tuple[Path, str]  # a file, and how long a browser may keep it
+Finder = Callable[[str], Found | None]  # what is served at an address; None where nothing is
+
+
+def files_of_export(folder: Path, web: Path = WEB) -> Finder:
+    """Return what the page of this machine reads: the page in `web`, and the export in `folder` as it is by then."""
+    page = page_files(web)
+
+    def find(address: str) -> Found | None:
+        where, _, name = address.removeprefix("/").partition("/")
+        if where != "model":
+            return (page[address], CHECKED) if address in page else None
+        try:
+            known = name == bundle.MANIFEST or name in bundle.read_manifest(folder)["files"]
+        except RunError:
+            known = False  # the export is gone, or being replaced
+        return (folder / name, FRESH if name == bundle.MANIFEST else CHECKED) if known else None
+
+    return find
+
+
 def make_app(folder: Path, port: int, web: Path = WEB) -> ASGIApp:
-    """Return the application that serves the page and the export in `folder` at a port."""
+    """Return the application that serves the page and the export in `folder` at a port of 127.0.0.1."""
+    return app_of(files_of_export(folder, web), (HOST, "localhost"), port, 80)
+
+
+def app_of(find: Finder, names: Sequence[str], port: int, left_out: int) -> ASGIApp:
+    """Return an application that answers with what is found, under some names of this machine.
+
+    Args:
+      left_out: the port that browsers do not name.
+    """
     need("starlette")
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import PlainTextResponse, Response
     from starlette.routing import Route
 
-    page = page_files(web)
     held: dict[Path, Sent] = {}
 
-    def answer(request: Request, path: Path, caching: str) -> Response:
+    def file(request: Request) -> Response:
+        found = find(request.scope["path"])
+        if found is None or found[0].is_symlink() or not found[0].is_file():
+            return PlainTextResponse("not found", 404)
+        path, caching = found
         wanted = "gzip" in request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
         known = _sent(held, path, small=wanted)
         small = known.packed if wanted else None
@@ -127,32 +167,18 @@ def make_app(folder: Path, port: int, web: Path = WEB) -> ASGIApp:
         seen = request.headers.get("if-none-match", "").replace("W/", "").split(",")
         if tag in (one.strip() for one in seen):
             return Response(status_code=304, headers=headers)
-        headers["content-type"] = TYPES.get(path.suffix, "text/plain; charset=utf-8")
+        headers["content-type"] = type_of(path.name)
         if small:
             headers["content-encoding"] = "gzip"
         return Response(small or path.read_bytes(), headers=headers)
 
-    def model(request: Request) -> Response:
-        name = request.path_params["name"]
-        try:
-            known = name == bundle.MANIFEST or name in bundle.read_manifest(folder)["files"]
-        except RunError:
-            known = False  # the export is gone, or being replaced
-        path = folder / name
-        if not known or path.is_symlink() or not path.is_file():
-            return PlainTextResponse("not found", 404)
-        return answer(request, path, FRESH if name == bundle.MANIFEST else CHECKED)
+    hosts = {f"{name}:{port}" for name in names}
+    return _Guard(Starlette(routes=[Route("/{path:path}", file)]), hosts | set(names) if port == left_out else hosts)
 
-    def file(request: Request) -> Response:
-        path = page.get(request.scope["path"])
-        if path is None or not path.is_file():
-            return PlainTextResponse("not found", 404)
-        return answer(request, path, CHECKED)
 
-    routes = [Route("/model/{name}", model), Route("/{path:path}", file)]
-    hosts = {f"{host}:{port}" for host in (HOST, "localhost")}
-    # Browsers leave out the port that http has by itself.
-    return _Guard(Starlette(routes=routes), hosts | {HOST, "localhost"} if port == 80 else hosts)
+def type_of(name: str) -> str:
+    """Return the content type of a file by its name."""
+    return TYPES.get(Path(name).suffix, "text/plain; charset=utf-8")
 
 
 class _Guard:
@@ -188,33 +214,40 @@ async def _refuse(send: Send, status: int, why: str, more: Mapping[str, str] | N
     await send({"type": "http.response.body", "body": why.encode()})
 
 
-def listen(port: int) -> socket.socket:
-    """Take a port of 127.0.0.1, any free one for 0; a browser that connects waits until the server runs.
+def listen(port: int, host: str = HOST) -> socket.socket:
+    """Take a port of an address, any free one for 0; a browser that connects waits until the server runs.
 
     Raises:
-      ConfigError: the port is taken or may not be had.
+      ConfigError: the port is taken or may not be had, or the address is not one of this machine.
     """
     taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((HOST, port))
+        taken.bind((host, port))
         taken.listen(64)
     except (OSError, OverflowError) as e:
         taken.close()
-        busy = isinstance(e, OSError) and e.errno == errno.EADDRINUSE
-        why = "is taken" if busy else f"cannot be had ({getattr(e, 'strerror', None) or e})"
+        number = e.errno if isinstance(e, OSError) else None
+        if number == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"{host} is not an address of this machine; give one of its own with --address") from None
+        why = "is taken" if number == errno.EADDRINUSE else f"cannot be had ({getattr(e, 'strerror', None) or e})"
         raise ConfigError(f"port {port} {why}; choose another with --port, or 0 for any that is free") from None
     return taken
 
 
-def make_server(app: ASGIApp) -> uvicorn.Server:
-    """Return the server; `run(sockets=[…])` answers until Ctrl-C (KeyboardInterrupt, as every verb) or SIGTERM."""
+def make_server(app: ASGIApp, certificate: tuple[Path, Path] | None = None) -> uvicorn.Server:
+    """Return the server; `run(sockets=[…])` answers until Ctrl-C (KeyboardInterrupt, as every verb) or SIGTERM.
+
+    Args:
+      certificate: and its key, for TLS.
+    """
     need("uvicorn")
     import uvicorn
 
+    chain, key = certificate or (None, None)
     config = uvicorn.Config(
         app, access_log=False, log_level="error", server_header=False, lifespan="off", ws="none", http="h11",
-        loop="asyncio", timeout_graceful_shutdown=1,
+        loop="asyncio", timeout_graceful_shutdown=1, ssl_certfile=chain, ssl_keyfile=key,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -5,6 +5,7 @@ import { Network } from "./network.mjs";
 import { readTensors } from "./safetensors.mjs";
 
 const FORMAT = 1;
+const INSECURE = "over plain http the browser lets a page check no file; open it over https, or on the computer that serves it at http://127.0.0.1";
 
 /** A failure with one line for the person at the page; `cause` has the rest. */
 export class LoadError extends Error {}
@@ -44,6 +45,7 @@ async function sha256(bytes) {
  * @returns {Promise<{manifest: object, files: Object<string, Uint8Array>}>}
  */
 export async function loadExport(base, told = () => {}) {
+  if (!globalThis.crypto?.subtle) throw new LoadError(INSECURE);
   const manifest = await fetchedJSON(new URL("manifest.json", base));
   if (manifest?.format !== FORMAT) {
     throw new LoadError(`this page reads exports of format ${FORMAT}, this one has ${manifest?.format}; export the run again`);

@@ -3,13 +3,14 @@
 import { Editor } from "./editor.mjs";
 import { Keyboard } from "./keys.mjs";
 import { Meter } from "./meter.mjs";
+import { keepOffline } from "./offline.mjs";
+import { PAGE, scriptAddress } from "./scripts.mjs";
 import { Seal } from "./seal.mjs";
 import { SettingsPanel } from "./settings.mjs";
 import { PERSONAL_KEY, Store } from "./store.mjs";
 import { SuggestionStrip } from "./strip.mjs";
 import { NO_BLANK_AROUND, startsSentence } from "./casing.mjs";
 
-const PAGE = new URL("./", document.baseURI);
 const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures
 const EMPTY = { slots: [null, null, null], correction: null };
@@ -19,19 +20,6 @@ const INSIDE_ADDRESS = ".:=&?~+"; // marks that end a word, or stand inside an a
 const REPLACING = ["forgetAll", "importJSON"];
 const byId = (id) => document.getElementById(id);
 const milliseconds = (value) => (value === null ? "–" : `${value < 99.5 ? value.toFixed(1) : value.toFixed(0)} ms`);
-
-/** The worker's address: the only script this page ever names at run time, and the policy lets no other through. */
-function workerAddress() {
-  const address = new URL("worker.mjs", PAGE).href;
-  if (!globalThis.trustedTypes) return address;
-  const policy = trustedTypes.createPolicy("keyfed", {
-    createScriptURL: (wanted) => {
-      if (wanted !== address) throw new TypeError(`not a script of this page: ${wanted}`);
-      return wanted;
-    },
-  });
-  return policy.createScriptURL(address);
-}
 
 async function table(name) {
   const answer = await fetch(new URL(`data/${name}.json`, PAGE));
@@ -106,7 +94,7 @@ class Page {
   start() {
     const failed = (message) => this.#failed(message);
     try {
-      this.#worker = new Worker(workerAddress(), { type: "module", name: "keyfed" });
+      this.#worker = new Worker(scriptAddress("worker.mjs"), { type: "module", name: "keyfed" });
     } catch (error) {
       return failed(`the browser lets no worker run: ${error.message}`);
     }
@@ -162,6 +150,7 @@ class Page {
     this.#apply();
     document.documentElement.dataset.state = "ready";
     this.editor.refresh();
+    this.#keepOffline();
   }
 
   #failed(message) {
@@ -169,6 +158,11 @@ class Page {
     byId("model-line").textContent = "no suggestions";
     this.#notice(`No suggestions: ${message}. You can still type.`, true);
     document.documentElement.dataset.state = "failed";
+    this.#keepOffline(); // a newer version may be whole
+  }
+
+  #keepOffline() {
+    keepOffline((text) => this.panel.fact("Works offline", text));
   }
 
   #notice(text, error = false) {
@@ -344,6 +338,7 @@ try {
   const [layouts, constants] = await Promise.all([table("layouts"), table("constants")]);
   new Page(layouts, constants).start();
 } catch (error) {
+  keepOffline(() => {});
   byId("model-line").textContent = "no keyboard";
   byId("notice").textContent = `The keyboard could not start: ${error.message}. You can still write.`;
   byId("notice").classList.add("error");

@@ -8,7 +8,7 @@ import { button, card, choice, make, toggle } from "./elements.mjs";
 const MOST_SHOWN = 300; // entries of a list in the page; the search field finds the others
 const LARGEST_FILE = 20_000_000; // bytes of an imported file
 const LAYOUT_NAMES = { qwerty: "QWERTY", qwertz: "QWERTZ", azerty: "AZERTY" };
-const FACTS = ["Model", "Trained by", "Corpus", "Latency", "To the screen", "Keystrokes saved", "Kept in"];
+const FACTS = ["Model", "Trained by", "Corpus", "Latency", "To the screen", "Keystrokes saved", "Kept in", "Works offline"];
 
 /**
  * @typedef {object} Panel

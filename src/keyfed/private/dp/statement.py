@@ -238,7 +238,7 @@ def _number(value: float) -> float | None:
 
 
 Cover = Literal["ledger", "public", "named", "never"]
-Place = Literal["run", "comparison", "search", "vote", "federation"]
+Place = Literal["run", "comparison", "search", "vote", "federation", "site"]
 MEANING: dict[Cover, str] = {
     "ledger": "made from released models and noisy counts alone: the run's (ε, δ) covers it",
     "public": "tells nothing of any client's text",
@@ -251,6 +251,7 @@ WHERE: dict[Place, str] = {
     "search": "The folder of `keyfed tune`",
     "vote": "Beside `keyfed vocab --dp --out`",
     "federation": "The folder of `keyfed up --home`",
+    "site": "The folder of `keyfed export --site`",
 }
 
 
@@ -344,6 +345,13 @@ RULES = (
     Rule("server/**", "named", "never", "keys, roster, and what Flower keeps of messages", _OWN, "federation"),
     Rule("app/**", "named", "never", "the run as it was submitted, with its vocabulary", _OWN, "federation"),
     Rule("logs/*.log", "named", "never", "what the processes print", _OWN, "federation"),
+    Rule("model/manifest.json", "ledger", "ledger", "what the model is of; compared on random tokens", "", "site"),
+    Rule("model/weights.safetensors", "ledger", "ledger", "the model that was released", "", "site"),
+    Rule("model/vocab.json", "named", "named", "the run's vocabulary, without written forms", "the vocabulary", "site"),
+    Rule("model/ngram.safetensors", "never", "never", "n-grams of clients' text", "", "site"),
+    Rule("data/*.json", "public", "public", "the page: tables", "", "site"),
+    Rule("service-worker.js", "ledger", "ledger", "the sums of all files", "", "site"),
+    Rule("*", "public", "public", "the page", "", "site"),
 )  # fmt: skip
 
 
