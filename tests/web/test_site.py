@@ -23,6 +23,11 @@ expect = sync_api.expect
 FOLDER = "apps/keys"
 
 
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128  # a page and its service worker connect at once
+    daemon_threads = True
+
+
 class Host:
     """A host of plain files on 127.0.0.1 with a site in a subfolder, which can be stopped and started again."""
 
@@ -44,8 +49,7 @@ class Host:
             def log_error(self, *_: Any) -> None: ...
 
         handler = functools.partial(Handler, directory=str(self.root))
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), handler)
-        self._server.daemon_threads = True
+        self._server = Server(("127.0.0.1", self.port), handler)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
@@ -158,6 +162,7 @@ def test_a_newer_version_replaces_the_older_one_as_a_whole(installed, host, tmp_
     for _ in range(50):
         installed.page.close()
         installed.page = installed.context.new_page()
+        installed.page.set_default_timeout(LOADED)
         installed.open()
         if installed.page.title() == "Newer":
             break
