@@ -1,11 +1,12 @@
 """The keyboard on everyday sentences and words (keyboard_everyday.json): what it knows, guesses, saves, mends, spoils.
 
-    python benchmarks/keyboard_everyday.py [RUN] [--trial] [--json]
+    python benchmarks/keyboard_everyday.py [RUN] [--trial | --tuning] [--json]
 
 RUN is a run, an exported keyboard, or `base` (the default). The model is the exported one, in eight bits; the decoder
-is the page's, in node. `--trial` types the other forty sentences, and their words in place of the kept ones: try
-things on those, and on the kept ones only when a model has been chosen. The file says how each figure is counted, and
-the noise of taps, swipes and slips.
+is the page's, in node. `--trial` types the other forty sentences, and their words in place of the kept ones. Try
+things on those, and on the kept ones only when a model has been chosen. `--tuning` types more of that kind, from
+keyboard_tuning.json, which was written for the choice of the decoder's numbers. The file says how each figure is
+counted, and the noise of taps, swipes and slips.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from keyfed.keyboard.measure import KeystrokeClock, has_path, swipe, type_lines,
 from keyfed.keyboard.session import Decoder, NetworkSource
 
 FILE = Path(__file__).with_suffix(".json")
+TUNING = FILE.with_name("keyboard_tuning.json")
 BARS = {  # what the keyboard is to reach, as shares
     "next word in three": ("at least", 0.25),
     "keys saved": ("at least", 0.45),
@@ -43,7 +45,7 @@ def keyboard_on(folder: Path) -> Decoder:
     params = {name: torch.from_numpy(np.array(value)) for name, value in bundle.load_weights(folder).items()}
     vocab, forms = bundle.load_vocab(folder)
     source = NetworkSource(reader_of(bundle.spec_of(manifest), params), lines=manifest["reading"] == "lines")
-    return Decoder(vocab, source, forms=forms, settings={"learn": False})
+    return Decoder(vocab, source, forms=forms, settings={"learn": False}, lists=bundle.load_lists(folder))
 
 
 def measure(keyboard: Decoder, everyday: dict[str, Any], sentences: list[str], words: list[str]) -> dict[str, Any]:
@@ -83,6 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path, default=Path("base"), help="a run, an exported keyboard, or base")
     parser.add_argument("--trial", action="store_true", help="type the sentences that are there to try things on")
+    parser.add_argument("--tuning", action="store_true", help="type the text that the decoder's numbers were chosen on")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -91,6 +94,9 @@ def main() -> None:
     if options.trial:
         sentences = everyday["trial"]
         words = sorted({fold(word) for line in sentences for _, word in words_in(line)})
+    if options.tuning:
+        more = json.loads(TUNING.read_text("utf-8"))
+        sentences, words = [line for of in more["sentences"].values() for line in of], more["words"]
     with tempfile.TemporaryDirectory() as temporary, keyboard_on(exported(options.run, Path(temporary))) as keyboard:
         found = measure(keyboard, everyday, sentences, words)
     if options.json:

@@ -8,7 +8,8 @@ const load = (name) => import(new URL(`${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
 const [{ readTensors, widened }, { Mixture, NGram }, { Trie }, { Speller }, { Templates, keysOf, resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
-const [{ Network }, { Lexicon, isSuggestible }, mixture] = await Promise.all(["network", "lexicon", "mixture"].map(load));
+const [{ Network }, lexicons, mixture, { EMPTY, readDictionary }] =
+  await Promise.all(["network", "lexicon", "mixture", "dictionary"].map(load));
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
   await Promise.all(["characters", "personal", "predict", "engine", "seal"].map(load));
 
@@ -40,16 +41,25 @@ const operations = {
 
   words: ({ line, tokenised, lower }) => context.wordsOf(line, { tokenised, lower }),
 
-  rows({ words, layout: name, keys }) {
-    const trie = new Trie(words, k.plain_joints);
-    let typing = new Speller(trie, layout.layoutOf(tables.layouts, name), k).start();
-    const start = { row: [...typing.row], prefix: [...typing.prefix] };
-    const seen = keys.map(([character, tap]) => {
+  // The tree of words; costs of each, whole and of its cheapest beginning, after none, one, two … keys, null above `most`.
+  rows({ words, layout: name, keys, most = 1e9 }) {
+    const folded = words.map((word) => layout.fold(word, k.plain_joints));
+    const order = [...words.keys()].sort((a, b) => (folded[a] < folded[b] ? -1 : Number(folded[a] > folded[b])));
+    const trie = new Trie(order.map((word) => folded[word]));
+    let typing = new Speller(trie, layout.layoutOf(tables.layouts, name), { ...k, max_cost_most: most, correct_max: 0 }).start();
+    const byWord = (values) => words.map((_, word) => values[order.indexOf(word)]);
+    const costs = () => {
+      const whole = new Float64Array(words.length), beginning = new Float64Array(words.length);
+      typing.spread(whole, beginning);
+      return { whole: byWord(whole), beginning: byWord(beginning) };
+    };
+    const seen = [costs()];
+    for (const [character, tap] of keys) {
       typing = typing.key(layout.fold(character, k.plain_joints), tap);
-      return { row: [...typing.row], prefix: [...typing.prefix] };
-    });
-    const { alphabet, parent, char, node } = trie;
-    return { alphabet: alphabet.join(""), parent: [...parent], char: [...char], node: [...node], start, seen };
+      seen.push(costs());
+    }
+    const { alphabet, parent, char, node, kids } = trie;
+    return { seen, node: byWord(node), alphabet: alphabet.join(""), parent: [...parent], char: [...char], kids: [...kids] };
   },
 
   // Numbers of the words that are near each swipe, with their scores; and the words' own keys.
@@ -57,7 +67,7 @@ const operations = {
     const keys = layout.layoutOf(tables.layouts, "qwerty");
     const templates = new Templates(words.map((word) => layout.fold(word, k.plain_joints)), keys, { ...k, ...constants });
     const found = swipes.map((points) => templates.score(points, logp).map(({ word, score }) => [word, score]));
-    return { found, keys: words.map((word) => keysOf(word, keys)), swipeable: templates.templates.map(({ word }) => word) };
+    return { found, keys: words.map((word) => keysOf(word, keys)), swipeable: [...words.keys()].filter((word) => templates.first[word] >= 0) };
   },
 
   swipeOf: ({ points }) => swipeOf(points),
@@ -80,7 +90,7 @@ const operations = {
     return [...characters].map((c) => keys.centre(c) ?? null);
   },
 
-  suggestible: ({ words }) => words.map((word) => isSuggestible(word, k)),
+  suggestible: ({ words }) => words.map((word) => lexicons.isSuggestible(word, k)),
 
   learnable: ({ words }) => words.map((word) => new Personal(k).learnable(word)),
 
@@ -111,12 +121,23 @@ const operations = {
     return { answered, known, uses, after, held: personal.exportJSON() };
   },
 
-  // What a user's words do to the model's opinion.
-  mixed({ logp, previous, words, ids, own, held }) {
+  dictionary({ file }) {
+    const { words, logs, forms, both } = readDictionary(bytesOf(file));
+    return { words, logs: [...logs], forms: [...forms], both: [...both] };
+  },
+
+  // What a dictionary and a user's words do to the model's opinion; `listed` are [word, log of its share], ascending.
+  mixed({ logp, previous, words, own, held, listed = [], tilt = null }) {
     const personal = held === null ? null : new Personal(k);
     personal?.importJSON(held);
-    const found = mixture.mixed(logp, previous, new Lexicon(words, ids, layout.layoutOf(tables.layouts, "qwerty"), k), own, personal, k);
-    return { main: [...found.main], own: [...found.own], model: [...mixture.withoutSpecials(logp)].map(Math.exp) };
+    const dictionary = { ...EMPTY, words: listed.map(([word]) => word), logs: Float64Array.from(listed, ([, log]) => log) };
+    const vocab = { words: [...context.SPECIALS, ...words] };
+    const entries = lexicons.entriesOf(vocab, context.SPECIALS.length, dictionary.words, k);
+    const lexicon = new lexicons.Lexicon(entries, layout.layoutOf(tables.layouts, "qwerty"), k);
+    const spread = mixture.spreadOver(lexicon, dictionary, tilt);
+    const model = mixture.lexiconScores(logp, lexicon, spread, k), alone = [...model].map(Math.exp);
+    const found = mixture.mixed(model, previous, lexicon, own, personal, k);
+    return { words: lexicon.words, main: [...found.main], own: [...found.own], model: alone };
   },
 
   path: ({ points, n }) => [...resampled(swipeOf(points), n)],

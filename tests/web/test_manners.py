@@ -81,16 +81,16 @@ def test_a_correction_that_was_taken_back_for_an_address_is_not_learnt(keyboard)
 def test_learnt_words_keep_their_capitals(keyboard):
     """As they were written most; one at the start of a sentence says nothing."""
     keyboard.type(
-        "Zanzibar. we see Zanzibar and Zanzibar and QuTech or QuTech or QuTech. Quetzal quetzal quetzal to zan"
+        "Zanquiti. we see Zanquiti and Zanquiti and QuTech or QuTech or QuTech. Quetzal quetzal quetzal to zan"
     )
-    expect(keyboard.page.locator(".slot", has_text=re.compile("^Zanzibar$"))).to_have_count(1)
+    expect(keyboard.page.locator(".slot", has_text=re.compile("^Zanquiti$"))).to_have_count(1)
     keyboard.type(" qut")
     expect(keyboard.page.locator(".slot", has_text=re.compile("^QuTech$"))).to_have_count(1)
     keyboard.type(" quet")
     expect(keyboard.page.locator(".slot", has_text=re.compile("^quetzal$"))).to_have_count(1)
     keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('QuTech')")
     keyboard.reload().type(" see zan")
-    expect(keyboard.page.locator(".slot", has_text=re.compile("^Zanzibar$"))).to_have_count(1)
+    expect(keyboard.page.locator(".slot", has_text=re.compile("^Zanquiti$"))).to_have_count(1)
 
 
 def test_shift_counts_for_the_strip_and_for_swipes(keyboard):

@@ -135,14 +135,14 @@ def test_punctuation_corrects_too(keyboard, separator):
 
 def test_enter_corrects_and_learns(keyboard):
     """A line end is the end of a word: it is corrected, and counted like one before a blank."""
-    for word in ("thank yuo", "zanzibar", "zanzibar"):
+    for word in ("thank yuo", "zanquiti", "zanquiti"):
         keyboard.type(word)
         keyboard.press("Enter")
-    expect(text_of(keyboard)).to_have_value("thank you\nzanzibar\nzanzibar\n")
-    keyboard.type("zanzibar")
+    expect(text_of(keyboard)).to_have_value("thank you\nzanquiti\nzanquiti\n")
+    keyboard.type("zanquiti")
     keyboard.press("Enter")
     keyboard.panel()
-    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_contain_text("× 3")
+    expect(keyboard.page.locator("#learnt li", has_text="zanquiti")).to_contain_text("× 3")
     keyboard.close_panel()
 
 

@@ -47,35 +47,35 @@ def test_delete_on_a_suggestion_blocks_it(keyboard):
 
 def test_a_word_is_learnt_after_three_uses_and_forgotten_on_demand(keyboard):
     """Twice is not enough; deleting it from the list takes it out of the suggestions."""
-    keyboard.type("zanzibar zanzibar zan")
+    keyboard.type("zanquiti zanquiti zan")
     expect(keyboard.slot("left")).not_to_be_empty()
-    assert "zanzibar" not in keyboard.shown()
-    keyboard.type("zibar zan")
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    assert "zanquiti" not in keyboard.shown()
+    keyboard.type("quiti zan")
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(1)
     keyboard.panel()
-    entry = keyboard.page.locator("#learnt li", has_text="zanzibar")
+    entry = keyboard.page.locator("#learnt li", has_text="zanquiti")
     expect(entry).to_contain_text("× 3")
     entry.locator("button").click()
     expect(entry).to_have_count(0)
     keyboard.close_panel()
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(0)
 
 
 def test_what_was_learnt_stays_and_can_be_forgotten_whole(keyboard):
     """It is there after a reload; forgetting asks first, then removes it from the browser too."""
-    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.type("zanquiti zanquiti zanquiti ")
     keyboard.panel()
-    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_contain_text("× 3")  # all of it is stored
+    expect(keyboard.page.locator("#learnt li", has_text="zanquiti")).to_contain_text("× 3")  # all of it is stored
     keyboard.reload().type("zan")
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(1)
     keyboard.panel()
     keyboard.page.click("#forget-all")
     expect(keyboard.page.locator("#learnt li")).not_to_have_count(0)
     keyboard.page.click("#forget-all")
     expect(keyboard.page.locator("#learnt li")).to_have_count(0)
-    assert "zanzibar" not in json.dumps(keyboard.stored())
+    assert "zanquiti" not in json.dumps(keyboard.stored())
     keyboard.close_panel()
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(0)
 
 
 def test_no_text_is_stored(keyboard):
@@ -92,13 +92,13 @@ def test_no_text_is_stored(keyboard):
 
 def test_incognito_learns_and_stores_nothing_and_says_so(keyboard):
     """The sign is visible, storage does not change, and what was learnt before is not offered."""
-    keyboard.type("zanzibar zanzibar zanzibar zan")
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    keyboard.type("zanquiti zanquiti zanquiti zan")
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(1)
     expect(keyboard.page.locator("#incognito-sign")).to_be_hidden()
     keyboard.set("incognito", True)
     expect(keyboard.page.locator("#incognito-sign")).to_be_visible()
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
-    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(0)
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanquiti')")
     before = keyboard.stored()
     keyboard.type("zibar quetzal quetzal quetzal quet")
     keyboard.set("emoji", False)
@@ -144,15 +144,15 @@ def test_a_correction_made_incognito_is_not_learnt_when_undone_later(keyboard):
 
 def test_a_word_taken_away_incognito_stays_away(keyboard):
     """Only learning stops: what a person deletes or blocks is stored."""
-    keyboard.type("zanzibar ")
-    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    keyboard.type("zanquiti ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanquiti')")
     keyboard.set("incognito", True)
     keyboard.panel()
-    keyboard.page.locator("#learnt li", has_text="zanzibar").locator("button").click()
+    keyboard.page.locator("#learnt li", has_text="zanquiti").locator("button").click()
     keyboard.page.get_by_label("Add a word: Never suggested").fill("you")
     keyboard.press("Enter")
     expect(keyboard.page.locator("#blocked li")).to_have_text(["you×"])
-    keyboard.page.wait_for_function("() => !localStorage['keyfed.personal'].includes('zanzibar')")
+    keyboard.page.wait_for_function("() => !localStorage['keyfed.personal'].includes('zanquiti')")
     assert keyboard.stored()["keyfed.personal"]["blocked"] == ["you"]
 
 
@@ -177,7 +177,7 @@ def test_blocking_an_emoji_leaves_its_word_alone(keyboard):
     expect(keyboard.page.locator("#blocked li")).to_have_text([f"{picture}×"])
 
 
-UNREAD = '{"format": 1, "words": {"zanzibar": 5}, "pairs": {}, "dictionary": [], "blocked": ["new york"]}'
+UNREAD = '{"format": 1, "words": {"zanquiti": 5}, "pairs": {}, "dictionary": [], "blocked": ["new york"]}'
 
 
 def test_what_cannot_be_read_is_kept_aside(visit):
@@ -194,7 +194,7 @@ def test_what_cannot_be_read_is_kept_aside(visit):
     keyboard.page.click("#forget-all")
     keyboard.page.click("#forget-all")
     expect(keyboard.page.locator("#learnt li")).to_have_count(0)
-    assert "zanzibar" not in json.dumps(keyboard.stored())
+    assert "zanquiti" not in json.dumps(keyboard.stored())
 
 
 FULL = """Storage.prototype.setItem = function () { throw new DOMException('full', 'QuotaExceededError'); }"""
@@ -202,8 +202,8 @@ FULL = """Storage.prototype.setItem = function () { throw new DOMException('full
 
 def test_a_full_storage_is_said_and_can_still_be_emptied(keyboard):
     """What was stored before is read and removed, though nothing can be written any more."""
-    keyboard.type("zanzibar ")
-    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    keyboard.type("zanquiti ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanquiti')")
     expect(keyboard.page.locator(".facts")).to_contain_text("this browser")
     keyboard.page.evaluate("() => { window.setting = Storage.prototype.setItem; }")
     keyboard.page.evaluate(f"() => {{ {FULL} }}")
@@ -213,22 +213,22 @@ def test_a_full_storage_is_said_and_can_still_be_emptied(keyboard):
     keyboard.page.click("#forget-all")
     keyboard.page.click("#forget-all")
     expect(keyboard.page.locator("#learnt li")).to_have_count(0)
-    assert "zanzibar" not in json.dumps(keyboard.stored())
+    assert "zanquiti" not in json.dumps(keyboard.stored())
     keyboard.page.evaluate("() => { Storage.prototype.setItem = window.setting; }")
 
 
 def test_forgetting_while_the_model_loads_wins(visit):
     """The worker was given the old copy before; switching incognito meanwhile stores nothing empty either."""
     keyboard = visit()
-    keyboard.open().type("zanzibar ")
-    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    keyboard.open().type("zanquiti ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanquiti')")
     held: list = []
     keyboard.context.route("**/weights.safetensors", lambda route: held.append(route))
     keyboard.page.reload()
     keyboard.page.locator("#forget-all").wait_for(state="attached")  # the page's script has run
     keyboard.set("incognito", True)
     keyboard.set("incognito", False)
-    assert "zanzibar" in keyboard.stored()["keyfed.personal"]["words"]
+    assert "zanquiti" in keyboard.stored()["keyfed.personal"]["words"]
     keyboard.panel()
     keyboard.page.click("#forget-all")
     keyboard.page.click("#forget-all")
@@ -242,15 +242,15 @@ def test_forgetting_while_the_model_loads_wins(visit):
     keyboard.close_panel()
     keyboard.type("hello ")
     keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('hello')")
-    assert "zanzibar" not in json.dumps(keyboard.stored())
+    assert "zanquiti" not in json.dumps(keyboard.stored())
     expect(keyboard.page.locator("#learnt li")).to_have_count(1)
 
 
 def test_what_one_tab_forgets_the_other_does_not_bring_back(visit):
     """Both tabs have the same words; the second one learns after the first one forgot."""
     first = visit()
-    first.open().type("zanzibar ")
-    first.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanzibar')")
+    first.open().type("zanquiti ")
+    first.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('zanquiti')")
     second = first.context.new_page()
     second.goto(first.site.address)
     second.locator('html[data-state="ready"]').wait_for(state="attached")
@@ -269,12 +269,12 @@ def test_what_one_tab_forgets_the_other_does_not_bring_back(visit):
 def test_learning_can_be_turned_off(keyboard):
     """Off means off; the dictionary still takes words by hand."""
     keyboard.set("learn", False)
-    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.type("zanquiti zanquiti zanquiti ")
     keyboard.panel()
     keyboard.page.get_by_label("Add a word: My dictionary").fill("quetzal")
     keyboard.press("Enter")
     expect(keyboard.page.locator("#dictionary li")).to_have_text(["quetzal×"])
-    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_have_count(0)
+    expect(keyboard.page.locator("#learnt li", has_text="zanquiti")).to_have_count(0)
     keyboard.close_panel()
     keyboard.type("quet")
     expect(keyboard.page.locator(".slot", has_text="quetzal")).to_have_count(1)
@@ -282,33 +282,33 @@ def test_learning_can_be_turned_off(keyboard):
 
 def test_export_and_import(keyboard, tmp_path):
     """The file holds what was learnt; imported after forgetting everything it is all there again."""
-    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.type("zanquiti zanquiti zanquiti ")
     keyboard.panel()
     page = keyboard.page
-    expect(page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+    expect(page.locator("#learnt li", has_text="zanquiti")).to_have_count(1)
     with page.expect_download() as download:
         page.get_by_text("Export to a file").click()
     path = tmp_path / "learnt.json"
     download.value.save_as(path)
-    assert json.loads(path.read_text("utf-8"))["words"]["zanzibar"] == 3
+    assert json.loads(path.read_text("utf-8"))["words"]["zanquiti"] == 3
     page.click("#forget-all")
     page.click("#forget-all")
     expect(page.locator("#learnt li")).to_have_count(0)
     page.set_input_files("#import-file", path)
-    expect(page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+    expect(page.locator("#learnt li", has_text="zanquiti")).to_have_count(1)
 
 
 @pytest.mark.parametrize("content", ["not json", '{"format": 1, "words": {"a": -1}}', "[]"])
 def test_a_bad_file_is_refused_whole(keyboard, tmp_path, content):
     """One line says why; what was there stays."""
-    keyboard.type("zanzibar zanzibar zanzibar ")
+    keyboard.type("zanquiti zanquiti zanquiti ")
     keyboard.panel()
-    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+    expect(keyboard.page.locator("#learnt li", has_text="zanquiti")).to_have_count(1)
     path = tmp_path / "bad.json"
     path.write_text(content, "utf-8")
     keyboard.page.set_input_files("#import-file", path)
     expect(keyboard.page.locator("#learnt-note.error")).not_to_be_empty()
-    expect(keyboard.page.locator("#learnt li", has_text="zanzibar")).to_have_count(1)
+    expect(keyboard.page.locator("#learnt li", has_text="zanquiti")).to_have_count(1)
 
 
 def test_settings_persist(keyboard):
@@ -338,24 +338,24 @@ def test_a_browser_that_keeps_nothing(visit):
     keyboard.page.add_init_script(
         "Object.defineProperty(window, 'localStorage', {get() { throw new DOMException('no', 'SecurityError'); }})"
     )
-    keyboard.open().type("zanzibar zanzibar zanzibar zan")
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    keyboard.open().type("zanquiti zanquiti zanquiti zan")
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(1)
     expect(keyboard.page.locator(".facts")).to_contain_text("memory")
 
 
 def test_the_source_can_be_switched(keyboard):
     """Counts, network, both, and both with what was learnt answer on the same text; only the last knows own words."""
-    keyboard.type("zanzibar zanzibar zanzibar thank ")
+    keyboard.type("zanquiti zanquiti zanquiti thank ")
     for source, name in [("ngram", "counts"), ("network", "network"), ("federated", "federated"),
                          ("personal", "federated + personal")]:  # fmt: skip
         keyboard.set("source", source)
         expect(keyboard.page.locator("#meter-source")).to_have_text(name)
         expect(keyboard.slot("middle")).to_have_text("you")
     keyboard.type("zan")
-    expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(1)
+    expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(1)
     for source in ("ngram", "network", "federated"):
         keyboard.set("source", source)
-        expect(keyboard.page.locator(".slot", has_text="zanzibar")).to_have_count(0)
+        expect(keyboard.page.locator(".slot", has_text="zanquiti")).to_have_count(0)
 
 
 def test_without_ngrams_the_label_names_the_source_in_use(visit):

@@ -141,26 +141,26 @@ def test_repeated_points_of_a_resting_finger_are_dropped():
 LETTERS = "aabbeeost'-éß1Z"
 
 
-def spelt(cases, layout="qwerty"):
+def spelt(cases, layout="qwerty", most=1e9):
     """Return, for each (words, typed, taps), the costs of all words whole and of their cheapest beginnings."""
-    return [seen[-1] for seen in spelt_by_letter(cases, layout)]
+    return [seen[-1] for seen in spelt_by_letter(cases, layout, most)]
 
 
-def spelt_by_letter(cases, layout):
+def spelt_by_letter(cases, layout, most=1e9):
     """Return the same after none, one, two … of the letters."""
     asked = [
         {
-            "op": "rows", "words": words, "layout": layout,
+            "op": "rows", "words": words, "layout": layout, "most": most,
             "keys": [(c, taps[i] if i < len(taps) else None) for i, c in enumerate(typed)],
         }
         for words, typed, taps in cases
     ]  # fmt: skip
-    costs = []
-    for found in answers(asked):
-        parent, node = np.array(found["parent"], int), np.array(found["node"], int)
-        rows = [(np.array(one["row"]), np.array(one["prefix"])) for one in (found["start"], *found["seen"])]
-        costs.append([(row[node], prefix[parent[node]]) for row, prefix in rows])
-    return costs
+    return [[(number(one["whole"]), number(one["beginning"])) for one in found["seen"]] for found in answers(asked)]
+
+
+def number(costs):
+    """JSON has no infinity: what is above the bound is null."""
+    return np.array([math.inf if cost is None else cost for cost in costs])
 
 
 def cost(typed, word, taps=()):
@@ -240,6 +240,15 @@ def test_costs_after_every_letter_equal_a_plain_table_on_every_layout(layout):
 
 
 @some
+@given(st.lists(st.tuples(words, st.text(LETTERS + "x’", max_size=7), taps), min_size=60, max_size=80))
+def test_costs_up_to_the_bound_are_exact_and_others_are_none(cases):
+    for most in (0.0, 0.7, 2.0):
+        for pruned, whole in zip(spelt(cases, most=most), spelt(cases), strict=True):
+            for some_costs, all_costs in zip(pruned, whole, strict=True):
+                np.testing.assert_array_equal(some_costs, np.where(all_costs <= most, all_costs, math.inf))
+
+
+@some
 @given(st.lists(words, min_size=40, max_size=60))
 def test_a_trie_holds_every_word_at_its_node_level_by_level(lexicons):
     cases = [{"op": "rows", "words": lexicon, "layout": "qwerty", "keys": []} for lexicon in lexicons]
@@ -247,9 +256,10 @@ def test_a_trie_holds_every_word_at_its_node_level_by_level(lexicons):
         size = len(trie["parent"])
         assert size == len({fold(w)[:n] for w in lexicon for n in range(len(w) + 1)})
         assert all(parent < at for at, parent in enumerate(trie["parent"]) if at)
-        order = list(zip(trie["parent"], trie["char"], strict=True))[1:]
-        assert order == sorted(set(order))  # breadth first, and in a node by letter
-        assert trie["alphabet"] == "".join(sorted(set(trie["alphabet"])))
+        kids = trie["kids"]
+        assert [trie["parent"][n] for n in range(1, size)] == [
+            n for n in range(size) for _ in range(kids[n], kids[n + 1])
+        ]
         for word, node in zip(lexicon, trie["node"], strict=True):
             letters = []
             while node:

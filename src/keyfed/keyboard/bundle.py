@@ -18,17 +18,21 @@ from safetensors.numpy import load
 
 from keyfed.errors import KeyfedError, RunError
 from keyfed.keyboard.compact import terms_in, unpack
+from keyfed.keyboard.dictionary import Lists, from_bytes
 from keyfed.keyboard.graph import state_widths
 from keyfed.model.language_model import SCALE, ModelSpec, shapes, widen
 from keyfed.run.base import SPEC
 from keyfed.text.vocab import Vocab
 
 FORMAT = 1
-MANIFEST, GRAPH, WEIGHTS, VOCAB, VECTORS, NGRAM = (
+MANIFEST, GRAPH, WEIGHTS, VOCAB, VECTORS, NGRAM, DICTIONARY = (
     "manifest.json", "model.onnx", "weights.safetensors", "vocab.json", "vectors.json", "ngram.safetensors",
+    "dictionary.safetensors",
 )  # fmt: skip
 RANDOM = "random tokens"  # what a graph is compared on where no text may be read, or none is there
+MOST = 100.0  # nats that a word is tilted by
 REQUIRED = (GRAPH, WEIGHTS, VOCAB, VECTORS)
+OPTIONAL = (NGRAM, DICTIONARY)
 
 
 def sha256(data: bytes) -> str:
@@ -44,7 +48,7 @@ def is_bundle(folder: Path) -> bool:
 def holds_only_bundle(folder: Path) -> bool:
     """Whether a folder has nothing but the files of an export, its model among them, so that it may be replaced."""
     names = {p.name for p in folder.iterdir()}
-    return MANIFEST in names and bool(names & {GRAPH, WEIGHTS}) and names <= {MANIFEST, *REQUIRED, NGRAM}
+    return MANIFEST in names and bool(names & {GRAPH, WEIGHTS}) and names <= {MANIFEST, *REQUIRED, *OPTIONAL}
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -63,7 +67,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{path} has format {found['format']!r}, this version of keyfed reads {FORMAT}; export the run again"
         )
     files = found.get("files")
-    if not isinstance(files, dict) or any(name not in (*REQUIRED, NGRAM) for name in files):
+    if not isinstance(files, dict) or any(name not in (*REQUIRED, *OPTIONAL) for name in files):
         raise _damaged(path, "it lists files that an export does not have")
     missing = [name for name in REQUIRED if name not in files]
     if missing:
@@ -97,6 +101,9 @@ def check_bundle(folder: Path) -> dict[str, Any]:
     _check_weights(folder / WEIGHTS, stored, spec, manifest)
     if manifest["ngram"] != (NGRAM in data):
         raise _damaged(folder / MANIFEST, f"{NGRAM} is {'not ' if manifest['ngram'] else ''}listed")
+    if DICTIONARY in data:
+        from_bytes(data[DICTIONARY], str(folder / DICTIONARY))
+    _check_lists(folder / VOCAB, json.loads(data[VOCAB]), len(vocab))
     if NGRAM in data:
         unpack(data[NGRAM], spec.vocab, str(folder / NGRAM))
     return manifest
@@ -112,6 +119,8 @@ def read_from_text(folder: Path) -> list[str]:
     found = [NGRAM] if (folder / NGRAM).exists() and (terms is None or terms.epsilon is None) else []
     if vocab.get("forms"):
         found.append(f"{VOCAB} (written forms)")
+    if vocab.get("counted"):
+        found.append(f"{VOCAB} (doubted words, counted on text)")
     parity = manifest.get("parity")
     if isinstance(parity, dict) and parity.get("text") != RANDOM:
         found.append(f"{MANIFEST} (compared on held-out text)")
@@ -141,6 +150,28 @@ def load_vocab(folder: Path) -> tuple[Vocab, dict[str, str]]:
     """Return the vocabulary of a checked export and how its words are written."""
     text = (folder / VOCAB).read_text("utf-8")
     return Vocab.from_json(text), dict(json.loads(text).get("forms", {}))
+
+
+def load_lists(folder: Path) -> Lists:
+    """Return the dictionary of a checked export, and what it says of the vocabulary."""
+    found = json.loads((folder / VOCAB).read_text("utf-8"))
+    path, tilt = folder / DICTIONARY, found.get("tilt")
+    return Lists(
+        path.read_bytes() if path.exists() else b"",
+        tuple(found.get("doubted", ())),
+        None if tilt is None else tuple(tilt),
+        bool(found.get("counted")),
+    )
+
+
+def _check_lists(path: Path, found: dict[str, Any], vocab: int) -> None:
+    doubted, tilt = found.get("doubted", []), found.get("tilt")
+    if not isinstance(doubted, list) or not all(isinstance(word, str) for word in doubted):
+        raise _damaged(path, '"doubted" is no list of words')
+    if tilt is not None and not (
+        isinstance(tilt, list) and len(tilt) == vocab and all(type(t) in (int, float) and abs(t) < MOST for t in tilt)
+    ):
+        raise _damaged(path, f'"tilt" is no list of {vocab} numbers')
 
 
 def _whole(path: Path, said: Any) -> bytes:

@@ -31,6 +31,7 @@ from keyfed.errors import ConfigError, DataError, DownloadError, PrivacyError, R
 from keyfed.files import write_atomically
 from keyfed.keyboard import bundle
 from keyfed.keyboard.compact import counts_sum, has_counts, pack, read_counts, read_mixture, unpack
+from keyfed.keyboard.dictionary import LICENCES, Lists, count_uses, lists_of
 from keyfed.keyboard.graph import (
     MOST,
     Parity,
@@ -159,7 +160,10 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = True) -> Expo
             notes.append(
                 f"in eight bits {found.top3_agreement:.1%} of the words shown are the same, fewer than {GOAL:.0%}"
             )
-        files[bundle.VOCAB] = _vocabulary(trained, text, {} if packaged is None else packaged.forms)
+        lists = lists_of(trained.vocab, text, packaged)
+        files[bundle.VOCAB] = _vocabulary(trained, text, {} if packaged is None else packaged.forms, lists)
+        if lists.dictionary:
+            files[bundle.DICTIONARY] = lists.dictionary
         files[bundle.VECTORS] = json.dumps(make_vectors(spec, shipped, trained.vocab)).encode()
         counted = None
         if trained.vocab.kind == "word":
@@ -247,10 +251,11 @@ def forms_of(trained: Trained) -> Mapping[str, str]:
     return {} if text is None else written_forms((c.train for c in text.population.trained), trained.vocab)
 
 
-def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str]) -> bytes:
+def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str], lists: Lists) -> bytes:
     if text is not None:
         forms = written_forms((c.train for c in text.population.trained), trained.vocab)
-    return json.dumps({**json.loads(trained.vocab.to_json()), "forms": dict(forms)}).encode()
+    said = {"doubted": lists.doubted, "tilt": lists.tilt, "counted": lists.counted} if lists.dictionary else {}
+    return json.dumps({**json.loads(trained.vocab.to_json()), "forms": dict(forms), **said}).encode()
 
 
 def _counted(trained: Trained, packaged: base.Base | None) -> tuple[bytes | None, list[str]]:
@@ -312,6 +317,7 @@ def _manifest(
         "parity": asdict(found),
         "ngram": bundle.NGRAM in files,
         **_counts_said(trained, files),
+        **({"dictionary": {"words": "english", "licences": LICENCES}} if bundle.DICTIONARY in files else {}),
         **_privacy(config, result, counted=bundle.NGRAM in files),
     }
 
@@ -405,7 +411,7 @@ def pack_base(run: Path, out: Path) -> Exported:
     every, hashes = own_lines(prepared)
     files = {
         base.WEIGHTS: bytes(save(stored)),
-        base.VOCAB: json.dumps({**json.loads(trained.vocab.to_json()), "forms": forms}, ensure_ascii=False).encode(),
+        base.VOCAB: _base_vocabulary(trained.vocab, forms, prepared),
         base.LINES: hashes,
     }
     assert result is not None
@@ -432,6 +438,11 @@ def pack_base(run: Path, out: Path) -> Exported:
         write_atomically(out / name, files[name])
     base.load_base(out)
     return Exported(out, manifest)
+
+
+def _base_vocabulary(vocab: Vocab, forms: Mapping[str, str], prepared: Prepared) -> bytes:
+    uses = count_uses((c.train for c in prepared.population.trained), vocab)
+    return json.dumps({**json.loads(vocab.to_json()), "forms": forms, "uses": uses}, ensure_ascii=False).encode()
 
 
 def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:

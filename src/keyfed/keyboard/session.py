@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import NetworkState, Reader, reader_of
 from keyfed.errors import ConfigError, RunError
+from keyfed.keyboard.dictionary import NO_LISTS, Lists
 from keyfed.keyboard.keys import Point
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
@@ -139,11 +140,13 @@ class Decoder:
         *,
         forms: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] | None = None,
+        lists: Lists = NO_LISTS,
     ) -> None:
         """Start node.
 
         Args:
           forms: how words are usually written, where that is not as in the vocabulary.
+          lists: the dictionary of an export, and what it says of the vocabulary.
           settings: those of the page that differ from its own (`SETTINGS` in engine.mjs).
 
         Raises:
@@ -162,7 +165,9 @@ class Decoder:
         self.close = weakref.finalize(self, _end, self._node, self._said)
         self.cpu_ms = 0.0
         words = {key: getattr(vocab, key) for key in ("kind", "words", "lower", "tokenised")}
-        self.version = str(self._call("open", vocab=words, forms=dict(forms or {}))["node"])
+        words |= {"doubted": list(lists.doubted), "tilt": None if lists.tilt is None else list(lists.tilt)}
+        dictionary = base64.b64encode(lists.dictionary).decode()
+        self.version = str(self._call("open", vocab=words, forms=dict(forms or {}), dictionary=dictionary)["node"])
 
     def __enter__(self) -> Decoder:
         return self

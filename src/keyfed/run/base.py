@@ -5,7 +5,7 @@ It is a small model of English words, trained in one place on public chat. `trai
 
     manifest.json         what it is and how it was made; the sizes and SHA-256 of the other files
     weights.safetensors   matrices in eight bits, a scale a row (`keyfed.model.language_model`); vectors in float32
-    vocab.json            its words, and how they are written
+    vocab.json            its words, how they are written, how often and by how many clients
     lines.bin             hashes of lines of its own text, 32 bits each, ascending
     CARD.md               the same for people (`keyfed.keyboard.export`)
     ngram.safetensors     n-grams that three authors or more wrote (`keyfed.keyboard.compact`); may be missing
@@ -72,6 +72,7 @@ class Base:
       sha256: of its weights file.
       manifest: as in manifest.json.
       forms: how words of the vocabulary are written, where not in lower case.
+      uses: of each word, in its own text: tokens, and the clients who wrote them; empty where an older one has none.
       lines: hashes of lines of its own text, ascending.
       counts: the file of n-grams that comes along, None without one.
     """
@@ -80,6 +81,7 @@ class Base:
     sha256: str
     manifest: Mapping[str, Any]
     forms: Mapping[str, str]
+    uses: tuple[tuple[int, int], ...]
     lines: NDArray[np.uint32]
     counts: bytes | None = None
 
@@ -121,7 +123,8 @@ def load_base(folder: Path | None = None) -> Base:
         spec = ModelSpec(**{key: found["model"][key] for key in SPEC})
         stored = widen(load(files[WEIGHTS]))
         config = config_from(found["settings"], str(folder / MANIFEST))
-        forms = dict(parse_json(files[VOCAB])["forms"])
+        words = parse_json(files[VOCAB])
+        forms, uses = dict(words["forms"]), tuple((int(n), int(who)) for n, who in words.get("uses", ()))
         lines = np.frombuffer(files[LINES], "<u4").astype(np.uint32)
         every, licence = found["lines"]["every"], str(found["data"]["licence"])
         params = {name: torch.from_numpy(value) for name, value in stored.items()}
@@ -131,13 +134,19 @@ def load_base(folder: Path | None = None) -> Base:
         raise
     except Exception as e:  # safetensors raises its own error class for damaged files
         raise _damaged(folder / MANIFEST, e) from None
-    if len(vocab) != spec.vocab or type(every) is not int or every < 1 or not licence:
+    if (
+        len(vocab) != spec.vocab
+        or len(uses) not in (0, len(vocab))
+        or type(every) is not int
+        or every < 1
+        or not licence
+    ):
         raise _damaged(folder / MANIFEST, "model, vocabulary and lines do not go together")
     if not sound:
         raise _damaged(folder / WEIGHTS, "it holds numbers that are not finite")
     check_shapes(expected, params, spec.name, str(folder / WEIGHTS))
     trained = Trained(Path(BASE), config, config.method, spec, {name: params[name] for name in expected}, vocab)
-    return Base(trained, found["files"][WEIGHTS]["sha256"], found, forms, lines, files.get(COUNTS))
+    return Base(trained, found["files"][WEIGHTS]["sha256"], found, forms, uses, lines, files.get(COUNTS))
 
 
 def load_start() -> Base:

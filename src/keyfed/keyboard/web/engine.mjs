@@ -120,11 +120,12 @@ export class Engine {
    * @param {object} given
    * @param {{kind: "word"|"char", words: string[], lower: boolean, tokenised: boolean}} given.vocab  vocab.json
    * @param {Object<string, string>} given.forms   the most frequent written form of a word where it is another
+   * @param {import("./dictionary.mjs").Dictionary} [given.dictionary]  words that the vocabulary may lack
    * @param {{constants: object, layouts: object, emoji: object, offensive: object}} given.tables  data/*.json, parsed
    * @param {string} [given.layout]  a name in layouts.json, until a call's settings name another
    * @param {{federated: Source | CharacterSource, network?: Source, ngram?: Source}} given.sources
    */
-  constructor({ vocab, forms, tables, layout = SETTINGS.layout, sources }) {
+  constructor({ vocab, forms, dictionary, tables, layout = SETTINGS.layout, sources }) {
     this.#tables = tables;
     this.#sources = sources;
     this.#layout = layout;
@@ -132,7 +133,7 @@ export class Engine {
     /** What was learnt: list, forget, forgetAll, block, unblock, add, exportJSON, importJSON (`personal.mjs`). */
     this.personal = new Personal(tables.constants);
     // A model over characters spells its words; there is no lexicon to rank.
-    this.#predictor = vocab.kind === "word" ? new Predictor(vocab, forms, tables, layout, this.personal) : null;
+    this.#predictor = vocab.kind === "word" ? new Predictor(vocab, forms, tables, layout, this.personal, dictionary) : null;
   }
 
   get #k() {
@@ -141,7 +142,7 @@ export class Engine {
 
   /** Whether a word is one that this keyboard can suggest, without what was learnt. */
   knows(word) {
-    return this.#predictor?.lexicon.place.has(fold(word, this.#k.plain_joints)) ?? false;
+    return this.#predictor?.lexicon.has(fold(word, this.#k.plain_joints)) ?? false;
   }
 
   /** Whether a character that is typed after a word finishes it. */

@@ -10,7 +10,7 @@
 
 import { distance } from "./layout.mjs";
 
-/** Words that can be swiped: at least two different keys. A path is computed when a swipe first comes near its word. */
+/** Words that can be swiped: at least two different keys. A path is computed when a swipe comes near its word. */
 export class Templates {
   /**
    * @param {string[]} words  folded; the number of a word is its place here
@@ -19,11 +19,18 @@ export class Templates {
    */
   constructor(words, layout, constants) {
     this.constants = constants;
-    /** @type {{word: number, keys: [number, number][], paths: Paths | null}[]} */
-    this.templates = [];
+    this.layout = layout;
+    this.words = words;
+    /** The keys of the layout, and of each word the first and the last of them; −1: it cannot be swiped. */
+    this.keys = [...layout.centres.values()];
+    this.first = new Int16Array(words.length).fill(-1);
+    this.last = new Int16Array(words.length).fill(-1);
+    const places = new Map(this.keys.map((centre, place) => [centre, place]));
     words.forEach((word, number) => {
       const keys = keysOf(word, layout);
-      if (keys.length >= 2) this.templates.push({ word: number, keys, paths: null });
+      if (keys.length < 2) return;
+      this.first[number] = places.get(keys[0]);
+      this.last[number] = places.get(keys.at(-1));
     });
   }
 
@@ -37,15 +44,15 @@ export class Templates {
     const k = this.constants;
     const swipe = swipeOf(points);
     if (!swipe.length) return [];
-    const [first, last] = [swipe[0], swipe.at(-1)];
+    const begins = this.keys.map((key) => distance(key, swipe[0]) <= k.gesture_start);
+    const ends = this.keys.map((key) => distance(key, swipe.at(-1)) <= k.gesture_end);
     const given = pathsOf(swipe, k.gesture_points);
     const found = [];
-    for (const template of this.templates) {
-      const { word, keys } = template;
-      if (!(distance(keys[0], first) <= k.gesture_start && distance(keys.at(-1), last) <= k.gesture_end)) continue;
-      template.paths ??= pathsOf(keys, k.gesture_points);
-      const location = meanDistance(template.paths.path, given.path);
-      const shape = meanDistance(template.paths.shape, given.shape);
+    for (let word = 0; word < this.words.length; word++) {
+      if (!begins[this.first[word]] || !ends[this.last[word]]) continue;
+      const template = pathsOf(keysOf(this.words[word], this.layout), k.gesture_points);
+      const location = meanDistance(template.path, given.path);
+      const shape = meanDistance(template.shape, given.shape);
       const away = k.gesture_location * (location * location) + k.gesture_shape * (shape * shape);
       found.push({ word, score: k.gesture_model * logp[word] - away });
     }

@@ -32,6 +32,8 @@ export class Layout {
     this.name = name;
     /** @type {Map<string, [number, number]>} */
     this.centres = new Map();
+    /** Centres of characters that are on no key. @type {Map<string, [number, number] | undefined>} */
+    this.others = new Map();
     table.rows.forEach((row, r) => {
       [...row].forEach((character, c) => this.centres.set(character, [table.offsets[r] + c + 0.5, r + 0.5]));
     });
@@ -43,7 +45,10 @@ export class Layout {
    * @returns {[number, number] | undefined}
    */
   centre(character) {
-    return this.centres.get(character) ?? this.centres.get(baseOf(character));
+    const centre = this.centres.get(character);
+    if (centre) return centre;
+    if (!this.others.has(character)) this.others.set(character, this.centres.get(baseOf(character)));
+    return this.others.get(character);
   }
 }
 

@@ -11,36 +11,32 @@ export function isSuggestible(word, k) {
   return isWordlike(word) && sizeOf(word) <= k.longest_word && !hasControl(word);
 }
 
+/**
+ * A word of a lexicon: as it is written, folded, and its number in the vocabulary (−1: it is not there).
+ * @typedef {{word: string, key: string, id: number}} Entry
+ */
+
 /** Words with their tree and the letters typed against it. */
 export class Lexicon {
   /**
-   * @param {string[]} words  as they are written
-   * @param {number[]} ids    the number of each in the vocabulary, ascending
+   * @param {Entry[]} entries  in any order; the place of a word is that among the sorted ones
    * @param {import("./layout.mjs").Layout} layout
    * @param {object} k  constants.json
    */
-  constructor(words, ids, layout, k) {
-    this.words = words;
-    /** Folded. */
-    this.keys = words.map((word) => fold(word, k.plain_joints));
-    this.ids = Int32Array.from(ids);
+  constructor(entries, layout, k) {
+    const sorted = isSorted(entries) ? entries : entries.toSorted(byKey);
+    this.words = sorted.map(({ word }) => word);
+    /** Folded, ascending. */
+    this.keys = sorted.map(({ key }) => key);
+    this.ids = Int32Array.from(sorted, ({ id }) => id);
     this.k = k;
-    this.trie = new Trie(words, k.plain_joints);
-    /** The node above each word's own. */
-    this.above = this.trie.node.map((node) => this.trie.parent[node]);
-    /** Places of all words that fold to each key. @type {Map<string, number[]>} */
-    this.places = new Map();
-    /** Place of each folded word: the one spelt exactly so, else the first. @type {Map<string, number>} */
-    this.place = new Map();
-    this.keys.forEach((key, place) => {
-      if (!this.places.has(key)) this.places.set(key, []);
-      this.places.get(key).push(place);
-      if (!this.place.has(key) || words[place] === key) this.place.set(key, place);
-    });
+    this.trie = new Trie(this.keys);
+    const costs = () => new Float64Array(sorted.length);
+    this.costs = { of: null, whole: costs(), beginning: costs() };
     this.use(layout);
   }
 
-  /** Change the keys under the words. */
+  /** Another layout: other keys are neighbours. */
   use(layout) {
     this.layout = layout;
     this.speller = new Speller(this.trie, layout, this.k);
@@ -54,29 +50,91 @@ export class Lexicon {
     return (this.swiped ??= new Templates(this.keys, this.layout, this.k));
   }
 
+  /** The places of all words that fold to a key: from … to − 1. */
+  range(key) {
+    const node = this.trie.find(key);
+    return node < 1 ? { from: 0, to: 0 } : { from: this.trie.from[node], to: this.trie.ends[node] };
+  }
+
+  /** Whether a word folds to a key. */
+  has(key) {
+    const { from, to } = this.range(key);
+    return from < to;
+  }
+
+  /** The place of a folded word: the one spelt exactly so, else the first; undefined where there is none. */
+  place(key) {
+    const { from, to } = this.range(key);
+    for (let place = from; place < to; place++) if (this.words[place] === key) return place;
+    return from < to ? from : undefined;
+  }
+
   /**
-   * The costs of a typed word, to be read before the next call; what it shares with the last one asked for is not
-   * computed again.
+   * What it costs that a word, or a beginning of it, was typed so; to be read before the next call. What is shared with
+   * what was typed last is not computed again, and a cost above the bound (`typed.mjs`) is Infinity.
    * @param {string} typed
    * @param {([number, number] | null)[]} taps  of its characters, as far as known
-   * @returns {import("./typed.mjs").Typing}
+   * @returns {{whole: Float64Array, beginning: Float64Array}}  by place
    */
   typing(typed, taps) {
     const pressed = [...fold(typed, this.k.plain_joints)].map((c, i) => ({ c, tap: taps[i] ?? null }));
     let same = 0;
     while (same < pressed.length && same < this.pressed.length && isSameKey(pressed[same], this.pressed[same])) same++;
-    for (const gone of this.states.splice(same + 1)) this.speller.recycle(gone);
+    this.states.length = same + 1;
     for (const { c, tap } of pressed.slice(same)) this.states.push(this.states.at(-1).key(c, tap));
     this.pressed = pressed;
-    return this.states.at(-1);
+    const { costs } = this, state = this.states.at(-1);
+    if (costs.of !== state) state.spread(costs.whole, costs.beginning);
+    costs.of = state;
+    return costs;
   }
 
   /** Which words may be shown (1): those that fold to none of `keys`. */
   outside(keys) {
     const allowed = new Uint8Array(this.words.length).fill(1);
-    for (const key of keys) for (const place of this.places.get(key) ?? []) allowed[place] = 0;
+    for (const key of keys) {
+      const { from, to } = this.range(key);
+      allowed.fill(0, from, to);
+    }
     return allowed;
   }
+}
+
+/**
+ * The entries of a vocabulary and of a dictionary, ascending: a dictionary's word that the vocabulary has is not there
+ * twice, and a word of the vocabulary that is doubted is not there at all.
+ * @param {{words: string[], doubted?: string[]}} vocab
+ * @param {number} first  the first number that is a word
+ * @param {string[]} listed  the dictionary's words
+ * @param {object} k  constants.json
+ * @returns {Entry[]}
+ */
+export function entriesOf(vocab, first, listed, k) {
+  const doubted = new Set(vocab.doubted ?? []);
+  const own = [];
+  for (let id = first; id < vocab.words.length; id++) {
+    const word = vocab.words[id];
+    if (!doubted.has(word) && isSuggestible(word, k)) own.push({ word, key: fold(word, k.plain_joints), id });
+  }
+  own.sort(byKey);
+  const merged = [];
+  let at = 0;
+  for (const word of listed) {
+    while (at < own.length && own[at].key < word) merged.push(own[at++]);
+    if (own[at]?.key !== word && isSuggestible(word, k)) merged.push({ word, key: word, id: -1 });
+  }
+  return [...merged, ...own.slice(at)];
+}
+
+function isSorted(entries) {
+  for (let i = 1; i < entries.length; i++) if (byKey(entries[i - 1], entries[i]) > 0) return false;
+  return true;
+}
+
+/** By key, words that are spelt alike by their number. */
+function byKey(a, b) {
+  if (a.key !== b.key) return a.key < b.key ? -1 : 1;
+  return a.id - b.id;
 }
 
 function isSameKey(a, b) {

@@ -1,18 +1,30 @@
 /**
- * The model's next-word probabilities mixed with what this device learnt. With u(w) the uses of w and b(v, w) its uses
- * after v, of those that count, and their sums c_u and c_b(v):
+ * From a source's opinion to the scores of words. With p_s the source's probabilities over its vocabulary, t the tilt
+ * of each entry (0 without one) and f the dictionary's frequencies:
+ *
+ *   q(w) ∝ p_s(w)·exp(tilt·t(w))                        over the vocabulary, `<unk>` included and the other specials not
+ *   p_model(w) = q(w),  of a word that the vocabulary lacks: q(<unk>)·f(w) / Σ f over all such words
+ *
+ * mixed with what this device learnt: with u(w) the uses of w and b(v, w) its uses after v, of those that count, and
+ * their sums c_u and c_b(v):
  *
  *   p(w) = λ_b·b/c_b + (1 − λ_b)·(λ_u·u/c_u + (1 − λ_u)·p_model(w)),
  *   λ_b = c_b/(c_b + k_bigram),  λ_u = min(lambda_most, c_u/(c_u + k_unigram))
  */
 
-import { SPECIALS } from "./context.mjs";
+import { SPECIALS, UNK } from "./context.mjs";
 
-/** Log-probabilities over the vocabulary with the specials taken out and the rest summing to one. */
-export function withoutSpecials(logp) {
+/**
+ * log q over the vocabulary; −Infinity for the specials, `<unk>` too where no word stands for it.
+ * @param {ArrayLike<number>} logp  the source's
+ * @param {{tilt: ArrayLike<number> | null, keepsUnknown: boolean}} how
+ * @param {object} k  constants.json
+ */
+export function everyday(logp, { tilt, keepsUnknown }, k) {
   // Plain loops: once a word over the whole vocabulary, and the first time before anything is compiled.
   const rest = new Float64Array(logp);
-  rest.fill(-Infinity, 0, SPECIALS.length);
+  rest.fill(-Infinity, 0, keepsUnknown ? UNK : SPECIALS.length);
+  if (tilt) for (let i = UNK; i < rest.length; i++) rest[i] += k.tilt * tilt[i];
   let most = -Infinity, sum = 0;
   for (let i = 0; i < rest.length; i++) if (rest[i] > most) most = rest[i];
   if (most === -Infinity) return rest;
@@ -23,8 +35,47 @@ export function withoutSpecials(logp) {
 }
 
 /**
- * log p of the lexicon's words, and of the user's own words, which the vocabulary does not have.
- * @param {ArrayLike<number>} logp  the model's, over the vocabulary
+ * A source's scores as those of a lexicon's words, by place.
+ * @param {ArrayLike<number>} logp  the source's, over the vocabulary
+ * @param {{ids: Int32Array}} lexicon
+ * @param {Spread} spread
+ * @param {object} k  constants.json
+ */
+export function lexiconScores(logp, { ids }, spread, k) {
+  const model = everyday(logp, { tilt: spread.tilt, keepsUnknown: spread.logs !== null }, k);
+  const scores = new Float64Array(ids.length), { logs } = spread, unknown = model[UNK];
+  for (let i = 0; i < scores.length; i++) scores[i] = ids[i] >= 0 ? model[ids[i]] : unknown + logs[i];
+  return scores;
+}
+
+/**
+ * How a source's scores become those of a lexicon: the tilt of each entry of the vocabulary; of each place the log of
+ * its share of `<unk>` (null: no word of the lexicon stands for it), and of how often people write it at all (−Infinity
+ * where no list has it).
+ * @typedef {{tilt: ArrayLike<number> | null, logs: Float64Array | null, general: Float64Array}} Spread
+ */
+
+/**
+ * @param {import("./lexicon.mjs").Lexicon} lexicon
+ * @param {import("./dictionary.mjs").Dictionary} dictionary
+ * @param {ArrayLike<number> | null} tilt
+ * @returns {Spread}
+ */
+export function spreadOver({ ids, keys }, { words, logs }, tilt) {
+  const general = new Float64Array(ids.length).fill(-Infinity);
+  let sum = 0;
+  for (let i = 0, at = 0; i < ids.length; i++) {
+    while (words[at] < keys[i]) at++; // both ascend
+    if (words[at] !== keys[i]) continue;
+    general[i] = logs[at];
+    if (ids[i] < 0) sum += Math.exp(logs[at]);
+  }
+  return { tilt, logs: sum > 0 ? general.map((log) => log - Math.log(sum)) : null, general };
+}
+
+/**
+ * log p of the lexicon's words, and of the user's own words, which it does not have.
+ * @param {Float64Array} model  log p_model by place; it is written over
  * @param {string} previous  the word before, folded
  * @param {import("./lexicon.mjs").Lexicon} lexicon
  * @param {string[]} own  folded words that count and are not in the lexicon
@@ -32,26 +83,26 @@ export function withoutSpecials(logp) {
  * @param {object} k  constants.json
  * @returns {{main: Float64Array, own: Float64Array}}
  */
-export function mixed(logp, previous, lexicon, own, personal, k) {
-  const model = withoutSpecials(logp), { ids } = lexicon;
-  const main = new Float64Array(ids.length);
-  for (let i = 0; i < main.length; i++) main[i] = model[ids[i]];
+export function mixed(model, previous, lexicon, own, personal, k) {
   const uses = personal?.uses() ?? new Map(), after = personal?.usesAfter(previous) ?? new Map();
-  if (!uses.size && !after.size) return { main, own: new Float64Array(own.length).fill(-Infinity) };
+  const others = new Float64Array(own.length).fill(-Infinity);
+  if (!uses.size && !after.size) return { main: model, own: others };
   const total = sumOf(uses), totalAfter = sumOf(after);
   const byUse = total ? Math.min(k.lambda_most, total / (total + k.k_unigram)) : 0;
   const byPair = totalAfter ? totalAfter / (totalAfter + k.k_bigram) : 0;
-  const p = new Float64Array(main.length + own.length);
-  for (let i = 0; i < main.length; i++) p[i] = (1 - byPair) * (1 - byUse) * Math.exp(main[i]);
-  const ownPlace = new Map(own.map((word, i) => [word, main.length + i]));
+  const ownPlace = new Map(own.map((word, i) => [word, i]));
+  const added = new Map(); // of few words: the others only become rarer, all by the same
   for (const [counts, share, whole] of [[uses, (1 - byPair) * byUse, total], [after, byPair, totalAfter]]) {
-    for (const [word, n] of counts) {
-      const place = lexicon.place.get(word) ?? ownPlace.get(word);
-      if (place !== undefined) p[place] += (share * n) / whole;
-    }
+    for (const [word, n] of counts) added.set(word, (added.get(word) ?? 0) + (share * n) / whole);
   }
-  for (let i = 0; i < p.length; i++) p[i] = Math.log(p[i]);
-  return { main: p.subarray(0, main.length), own: p.subarray(main.length) };
+  const rarer = Math.log((1 - byPair) * (1 - byUse));
+  for (let i = 0; i < model.length; i++) model[i] += rarer;
+  for (const [word, p] of added) {
+    const place = lexicon.place(word);
+    if (place !== undefined) model[place] = Math.log(Math.exp(model[place]) + p);
+    else if (ownPlace.has(word)) others[ownPlace.get(word)] = Math.log(p);
+  }
+  return { main: model, own: others };
 }
 
 function sumOf(counts) {

@@ -50,7 +50,8 @@ export async function loadExport(base, told = () => {}) {
   if (manifest?.format !== FORMAT) {
     throw new LoadError(`this page reads exports of format ${FORMAT}, this one has ${manifest?.format}; export the run again`);
   }
-  const wanted = ["weights.safetensors", "vocab.json", ...(manifest.ngram ? ["ngram.safetensors"] : [])];
+  const optional = ["ngram.safetensors", "dictionary.safetensors"].filter((name) => manifest.files?.[name]);
+  const wanted = ["weights.safetensors", "vocab.json", ...optional];
   const files = {};
   await Promise.all(wanted.map(async (name) => {
     const said = manifest.files?.[name];

@@ -9,10 +9,10 @@
 
 import { allCapitals, display, isCapital, startsSentence } from "./casing.mjs";
 import { belongs, hasNumber, sizeOf, SPECIALS } from "./context.mjs";
+import { EMPTY } from "./dictionary.mjs";
 import { fold, layoutOf } from "./layout.mjs";
-import { isSuggestible, Lexicon } from "./lexicon.mjs";
-import { mixed } from "./mixture.mjs";
-import { byCodePoints } from "./personal.mjs";
+import { entriesOf, isSuggestible, Lexicon } from "./lexicon.mjs";
+import { lexiconScores, mixed, spreadOver } from "./mixture.mjs";
 
 const RANKED = 16; // candidates that are looked at for three slots; some may be shown alike
 const ALPHABETIC = /\p{L}/gu;
@@ -30,6 +30,8 @@ const ALPHABETIC = /\p{L}/gu;
 /** A vocabulary, a layout and a user's counts: ranks words given the model's log-probabilities. */
 export class Predictor {
   #forms;
+  #always;
+  #spread;
   #tables;
   #offensive;
   #own = { version: -1, lexicon: null };
@@ -38,21 +40,24 @@ export class Predictor {
   #sentence = {};
 
   /**
-   * @param {{words: string[]}} vocab
+   * @param {{words: string[], doubted?: string[], tilt?: number[]}} vocab
    * @param {Object<string, string>} forms
    * @param {{constants: object, layouts: object, emoji: object, offensive: object}} tables
    * @param {string} layout  a name in layouts.json
    * @param {import("./personal.mjs").Personal} personal
+   * @param {import("./dictionary.mjs").Dictionary} [dictionary]
    */
-  constructor(vocab, forms, tables, layout, personal) {
+  constructor(vocab, forms, tables, layout, personal, dictionary = EMPTY) {
     this.k = tables.constants;
     this.personal = personal;
     this.layout = layoutOf(tables.layouts, layout);
     this.#tables = tables;
-    this.#forms = new Map(Object.entries(forms));
+    this.#forms = formsOf(forms, dictionary);
+    /** Words that are never in lower case. */
+    this.#always = dictionary.forms;
     this.#offensive = tables.offensive.words;
-    const ids = [...vocab.words.keys()].slice(SPECIALS.length).filter((id) => isSuggestible(vocab.words[id], this.k));
-    this.lexicon = new Lexicon(ids.map((id) => vocab.words[id]), ids, this.layout, this.k);
+    this.lexicon = new Lexicon(entriesOf(vocab, SPECIALS.length, dictionary.words, this.k), this.layout, this.k);
+    this.#spread = spreadOver(this.lexicon, dictionary, vocab.tilt ?? null);
   }
 
   /** Change the keys under the words. */
@@ -100,21 +105,65 @@ export class Predictor {
     }
     const letters = typed.match(ALPHABETIC)?.length ?? 0;
     if (letters < 2 || this.personal.knows(typed)) return null;
+    const literal = this.#literal(logp, context, choice);
+    const slot = this.#contracted(key, literal, logp, context, choice) ?? this.#mended(literal, logp, context, taps, choice);
+    if (slot && (slot.word !== key || slot.text.includes(" "))) return slot;
+    // The word stays; one that is never in lower case gets its capitals.
+    const usual = display(this.#always.get(key) ?? typed, typed, false, NO_FORMS, k);
+    return usual === typed ? null : { text: usual, word: key, kind: "correction" };
+  }
+
+  /** What was typed without its apostrophe or blank; where that is a word, too, the model has to prefer the other. */
+  #contracted(key, literal, logp, context, choice) {
+    const { contractions, margin_contraction } = this.k;
+    if (!Object.hasOwn(contractions, key)) return null;
+    const meant = contractions[key];
+    if (meant.includes(" ")) {
+      return literal.isKnown ? null : { text: display(meant, context.typed, false, NO_FORMS, this.k), word: key, kind: "correction" };
+    }
+    const [{ lexicon, scores, allowed }] = this.#parts(logp, context.previous, choice);
+    const place = lexicon.place(meant);
+    if (place === undefined || !allowed[place]) return null;
+    if (literal.isKnown && !(scores[place] > literal.score + margin_contraction)) return null;
+    return this.#slot(lexicon, place, context, "correction");
+  }
+
+  /** The word, or the two words, that most probably were meant; null: what was typed. */
+  #mended(literal, logp, context, taps, choice) {
+    const { typed } = context, { k } = this;
     let best = { score: -Infinity, part: null, place: -1 };
     for (const part of this.#parts(logp, context.previous, choice)) {
       const { lexicon, scores, allowed } = part;
-      const { row } = lexicon.typing(typed, taps), { node } = lexicon.trie;
+      const { whole } = lexicon.typing(typed, taps);
       for (let place = 0; place < scores.length; place++) {
-        const cost = row[node[place]];
+        const cost = whole[place];
         if (!(cost <= k.correct_max) || !allowed[place]) continue;
         const score = scores[place] - k.alpha * cost;
         if (score > best.score) best = { score, part, place };
       }
     }
-    const margin = this.lexicon.places.has(key) ? k.margin_known : k.margin_unknown;
-    if (!(best.score > this.#literal(logp, context, choice) + margin)) return null;
-    const slot = this.#slot(best.part.lexicon, best.place, context, "correction");
-    return slot.word === key ? null : slot;
+    const two = literal.isKnown ? null : this.#split(logp, context, choice);
+    const margin = literal.isKnown ? k.margin_known : k.margin_unknown;
+    if (!(Math.max(best.score, two?.score ?? -Infinity) > literal.score + margin)) return null;
+    return two?.score > best.score ? two.slot : this.#slot(best.part.lexicon, best.place, context, "correction");
+  }
+
+  /** The two words that were run together; the second is as likely as it is in general. */
+  #split(logp, context, choice) {
+    const { typed } = context, { k } = this, { general } = this.#spread, key = this.#fold(typed);
+    const [{ lexicon, scores, allowed }] = this.#parts(logp, context.previous, choice);
+    let best = null;
+    for (let at = 1; at < key.length; at++) {
+      const first = lexicon.place(key.slice(0, at)), second = lexicon.place(key.slice(at));
+      if (first === undefined || second === undefined || !allowed[first] || !allowed[second]) continue;
+      const score = general[first] > -Infinity ? scores[first] + general[second] - k.alpha * k.miss_blank : -Infinity;
+      if (!(score > (best?.score ?? -Infinity))) continue;
+      const [one, two] = [first, second].map((place) => lexicon.words[place]);
+      const begins = display(one, typed.slice(0, at), false, this.#forms, k);
+      const text = `${begins} ${display(two, key.slice(at), false, this.#forms, k)}`;
+      best = { score, slot: { text, word: key, kind: "correction" } };
+    }
+    return best;
   }
 
   /** Whether a typed word is one that may be corrected: no number, address, abbreviation or closing quote. */
@@ -157,37 +206,43 @@ export class Predictor {
     const most = Math.min(max_cost_most, max_cost + max_cost_letter * size);
     const found = [];
     for (const { lexicon, scores, allowed } of this.#parts(logp, context.previous, choice)) {
-      const { row, prefix } = lexicon.typing(typed, taps);
-      const { above } = lexicon, { node } = lexicon.trie;
+      const { whole, beginning } = lexicon.typing(typed, taps);
       const mostBeginning = size < fuzzy_from ? 0 : most;
       const best = new Best(RANKED);
       for (let place = 0; place < scores.length; place++) {
-        const whole = row[node[place]], beginning = prefix[above[place]];
-        if (!(whole <= most || beginning <= mostBeginning) || !allowed[place]) continue;
-        const full = scores[place] - alpha * whole;
-        const completion = beginning <= mostBeginning || size >= fuzzy_from
-          ? scores[place] - alpha * beginning - complete : -Infinity;
+        if (!(whole[place] <= most || beginning[place] <= mostBeginning) || !allowed[place]) continue;
+        const full = scores[place] - alpha * whole[place];
+        const completion = beginning[place] <= mostBeginning || size >= fuzzy_from
+          ? scores[place] - alpha * beginning[place] - complete : -Infinity;
         best.take(full > completion ? full : completion, place);
       }
       for (const [score, place] of best.entries()) {
-        const whole = row[node[place]];
         // The score is that of the whole word unless its beginning gave more.
-        const kind = score > scores[place] - alpha * whole ? "completion" : whole > 0 ? "correction" : "word";
+        const kind = score > scores[place] - alpha * whole[place] ? "completion" : whole[place] > 0 ? "correction" : "word";
         found.push([score, this.#slot(lexicon, place, context, kind)]);
       }
     }
-    found.push([this.#literal(logp, context, choice), { text: typed, word: this.#fold(typed), kind: "literal" }]);
+    const { score } = this.#literal(logp, context, choice);
+    found.push([score, { text: typed, word: this.#fold(typed), kind: "literal" }]);
     return unlike(found);
   }
 
-  /** Score of the typed word as it was typed. */
+  /**
+   * Score of the typed word as it was typed, and whether it is a word: one of the lexicon, or of its possessives.
+   * @returns {{score: number, isKnown: boolean}}
+   */
   #literal(logp, context, choice) {
-    const key = this.#fold(context.typed);
-    let known = null;
+    const { unknown_word, unknown_letter, possessive } = this.k;
+    const key = this.#fold(context.typed), owner = /^(.+)(?:'s|(?<=s)')$/u.exec(key)?.[1];
+    let score = -Infinity;
     for (const { lexicon, scores } of this.#parts(logp, context.previous, choice)) {
-      for (const place of lexicon.places.get(key) ?? []) known = Math.max(known ?? -Infinity, scores[place]);
+      const { from, to } = lexicon.range(key);
+      for (let place = from; place < to; place++) score = Math.max(score, scores[place]);
+      const place = owner === undefined ? undefined : lexicon.place(owner);
+      if (place !== undefined) score = Math.max(score, scores[place] - possessive);
     }
-    return known ?? this.k.unknown_word - this.k.unknown_letter * sizeOf(context.typed);
+    const isKnown = score > -Infinity;
+    return { score: isKnown ? score : unknown_word - unknown_letter * sizeOf(context.typed), isKnown };
   }
 
   /**
@@ -198,7 +253,8 @@ export class Predictor {
     const own = this.#ownWords(), { version } = this.personal;
     const held = this.#mixed;
     if (held.logp !== logp || held.previous !== previous || held.version !== version || held.isOwn !== isOwn) {
-      const both = mixed(logp, previous, this.lexicon, own.words, isOwn ? this.personal : null, this.k);
+      const model = lexiconScores(logp, this.lexicon, this.#spread, this.k);
+      const both = mixed(model, previous, this.lexicon, own.words, isOwn ? this.personal : null, this.k);
       this.#mixed = { logp, previous, version, isOwn, both };
     }
     if (this.#allowed.version !== version || this.#allowed.filter !== filter) {
@@ -223,11 +279,11 @@ export class Predictor {
     for (const after of this.personal.pairs.values()) {
       for (const [word, n] of after) if (n >= this.k.learn_after) counting.add(word);
     }
-    const isOwn = (word) => !this.lexicon.places.has(word) && isSuggestible(word, this.k);
-    const words = [...counting].filter(isOwn).sort(byCodePoints);
+    const isOwn = (word) => !this.lexicon.has(word) && isSuggestible(word, this.k);
+    const words = [...counting].filter(isOwn).sort();
     const isSame = (word, place) => word === last.words[place];
     const lexicon = last?.words.length === words.length && words.every(isSame)
-      ? last : new Lexicon(words, [...words.keys()], this.layout, this.k);
+      ? last : new Lexicon(words.map((word, id) => ({ word, key: word, id })), this.layout, this.k);
     this.#own = { version, lexicon };
     return lexicon;
   }
@@ -279,6 +335,27 @@ class Best {
   entries() {
     return this.#scores.map((score, i) => [score, this.#places[i]]);
   }
+}
+
+const NO_FORMS = new Map();
+
+/** How words are written: a listed word as the dictionary has it, which leaves may or May to the text. */
+function formsOf(forms, { words, forms: always, both }) {
+  const found = new Map(Object.entries(forms));
+  for (const word of found.keys()) if (isIn(words, word) && !both.has(word)) found.delete(word);
+  for (const [word, form] of always) found.set(word, form);
+  return found;
+}
+
+/** Whether a word is among ascending ones. */
+function isIn(words, word) {
+  let from = 0, to = words.length;
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if (words[middle] < word) from = middle + 1;
+    else to = middle;
+  }
+  return words[from] === word;
 }
 
 /** The slots of [score, slot], best first, without those that read like a better one. */

@@ -3,6 +3,7 @@
  * a strip only the newest is worth an answer: an older one that waits or runs is dropped.
  */
 
+import { readDictionary } from "./dictionary.mjs";
 import { Engine } from "./engine.mjs";
 import { LoadError, fetchedJSON, loadExport, sourceOf } from "./model.mjs";
 import { Mixture, NGram } from "./ngram.mjs";
@@ -58,8 +59,10 @@ async function load({ page, model, personal }) {
     const counts = exported.files["ngram.safetensors"];
     const ngram = counts && NGram.read(counts, vocab.words.length, manifest.reading === "lines");
     const federated = ngram && manifest.counts.mixture ? new Mixture(network, ngram, manifest.counts.mixture) : network;
+    const words = exported.files["dictionary.safetensors"];
     engine = new Engine({
-      vocab, forms: vocab.forms ?? {}, tables: Object.fromEntries(TABLES.map((name, i) => [name, tables[i]])),
+      vocab, forms: vocab.forms ?? {}, dictionary: words && readDictionary(words),
+      tables: Object.fromEntries(TABLES.map((name, i) => [name, tables[i]])),
       sources: { federated, network, ...(ngram && { ngram }) },
     });
     const lost = restore(personal);

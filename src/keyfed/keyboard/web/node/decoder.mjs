@@ -7,6 +7,7 @@
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { previousWord } from "../context.mjs";
+import { readDictionary } from "../dictionary.mjs";
 import { Engine } from "../engine.mjs";
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
@@ -33,8 +34,9 @@ const source = {
 };
 
 const operations = {
-  open({ vocab, forms }) {
-    engine = new Engine({ vocab, forms, tables, sources: { federated: source } });
+  open({ vocab, forms, dictionary }) {
+    const words = dictionary ? readDictionary(new Uint8Array(Buffer.from(dictionary, "base64"))) : undefined;
+    engine = new Engine({ vocab, forms, dictionary: words, tables, sources: { federated: source } });
     return { node: process.version };
   },
   strip: (request) => engine.strip(request),
