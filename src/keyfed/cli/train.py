@@ -26,7 +26,7 @@ from keyfed.cli.options import (
     sets,
     with_keys,
 )
-from keyfed.errors import ConfigError
+from keyfed.errors import ConfigError, RunError
 from keyfed.system import leads
 
 if TYPE_CHECKING:
@@ -214,6 +214,10 @@ def _train_followed(
     base = None
     if resume and out is not None and (out / "run.toml").exists():
         base = read_run_toml(out)[0]
+    elif resume and out is not None and not out.exists():
+        say(f"{out} holds no run yet: a new one starts there")
+    elif out is not None and (out / "run.toml").exists() and not dry_run:  # said before a corpus is read
+        raise RunError(f"{out} holds a run already; go on with it by --resume, or choose another --out")
     resolved = configure(method, config, named, settings, base, recipe=True, minutes=minutes)
     offered = named["train.init"] is None and not sets("train.init", settings, config)
     if offered and base is not None:  # a run goes on from the start that it had

@@ -472,7 +472,8 @@ def coerce(value: Any, annotation: Any, where: str) -> Any:
             raise ValueError
         return str(value)
     except (ValueError, KeyError, TypeError, OverflowError):
-        name = getattr(annotation, "__name__", str(annotation))
+        names = {float: "a finite number", int: "a whole number", bool: "true or false"}
+        name = names.get(annotation) or getattr(annotation, "__name__", str(annotation))
         raise ConfigError(f"{where} is {_shown(value)}; expected {name}") from None
 
 

@@ -134,7 +134,10 @@ def read_run_toml(folder: Path) -> tuple[Config, dict[str, Any]]:
     try:
         document = tomllib.loads((folder / "run.toml").read_text("utf-8"))
     except FileNotFoundError:
-        raise RunError(f"{folder} is not a run folder (it has no run.toml); `keyfed train` makes one") from None
+        why = "it has no run.toml" if folder.exists() else "there is nothing of that name"
+        raise RunError(f"{folder} is not a run folder ({why}); `keyfed train` makes one") from None
+    except NotADirectoryError:
+        raise RunError(f"{folder} is a file; expected the folder of a run, which `keyfed train` makes") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as e:
         raise RunError(f"{folder / 'run.toml'} cannot be read: {e}") from None
     made = document.get("made")

@@ -151,6 +151,8 @@ def load_corpus(
         )
     if len(name_or_path) > LONGEST_NAME or "\n" in name_or_path:  # not a name: perhaps the text itself
         raise DataError(f"no corpus: got {len(name_or_path):,} characters; expected the name of a corpus, or a path")
+    if name_or_path in ("", "-"):
+        raise DataError("text is not read from stdin; write it to a file and name that: --data FILE")
     hint = nearest(name_or_path, NAMED)
     raise DataError(f"no corpus {name_or_path!r}{hint}: neither a file or folder nor one of {', '.join(NAMED)}")
 

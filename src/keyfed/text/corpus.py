@@ -216,7 +216,7 @@ def read_corpus(
 
 
 def _absent(path: Path) -> str:
-    if "://" in str(path) or str(path).startswith(("http:/", "https:/", "ftp:/")):
+    if any(step in ("http:", "https:", "ftp:") for step in path.parts):
         return f"{path.name}: addresses of the web are not read; fetch the file and name it"
     return f"{path}: no such file or folder; expected text, .jsonl, .csv, .tsv, .json, .zip or a folder"
 

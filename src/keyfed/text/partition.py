@@ -432,7 +432,11 @@ def _pooled(index: LineIndex, kind: str, clients: int, seed: int, alpha: float, 
     parts = _parts(index, _own_counts(index), share)
     lines = parts[0].flat
     if clients > len(lines):
-        raise ConfigError(f"{clients:,} clients asked for, but {index.corpus} has only {len(lines):,} training lines")
+        raise ConfigError(
+            f"{index.corpus} has {len(lines):,} training line{'s' * (len(lines) != 1)}, and {clients:,} clients need "
+            f"one each; set data.clients to at most {max(1, len(lines)):,} (and train.cohort), or put line ends between "
+            "sentences"
+        )
     if kind == "iid":
         shards = _iid(lines, clients, seed)
     elif kind == "dirichlet":
