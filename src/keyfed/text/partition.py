@@ -434,8 +434,8 @@ def _pooled(index: LineIndex, kind: str, clients: int, seed: int, alpha: float, 
     if clients > len(lines):
         raise ConfigError(
             f"{index.corpus} has {len(lines):,} training line{'s' * (len(lines) != 1)}, and {clients:,} clients need "
-            f"one each; set data.clients to at most {max(1, len(lines)):,} (and train.cohort), or put line ends between "
-            "sentences"
+            f"one each; set data.clients to at most {max(1, len(lines)):,} (and train.cohort), or put line ends "
+            "between sentences"
         )
     if kind == "iid":
         shards = _iid(lines, clients, seed)
