@@ -11,6 +11,7 @@ import pytest
 import keyfed as library
 from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
 from keyfed.model.tables import texts_of
+from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
 from keyfed.run.counts.command import read_counts, score_counts
 from keyfed.run.counts.mixing import laid_out
@@ -122,3 +123,28 @@ def test_characters_are_refused(train_quietly, keyfed):
     code, _, stderr = keyfed("counts", out)
     assert code == 2
     assert "reads characters" in stderr
+
+
+def test_with_a_budget_every_sum_is_booked_and_noised_once(counted, keyfed, tmp_path):
+    pytest.importorskip("dp_accounting")
+    out = tmp_path / "noised"
+    shutil.copytree(counted, out)
+    budget = ("--order", "2", "--megabytes", "0.1", "--dp", "epsilon=8", "--population", "100000")
+    code, _, stderr = keyfed("counts", out, *budget, "--cap", "4")
+    assert code == 2
+    assert "with --dp an n-gram is counted by clients" in stderr
+    code, stdout, stderr = keyfed("counts", out, *budget, "--json")
+    assert code == 0, stderr
+    report = json.loads(stdout)
+    assert report["terms"]["verdict"] == "SIMULATED"
+    assert 7 < report["terms"]["epsilon"] <= 8
+    booked = read_ledger(out / "counts.privacy")
+    assert [e.what for e in booked.entries] == [
+        f"counts {what}" for what in ("recount 1", "sketch 2", "recount 2", "smoothing 1", "smoothing 2", "mixture")
+    ]
+    model, _ = read_counts(with_data(out, None)[0])
+    assert model.about.epsilon == report["terms"]["epsilon"]
+    assert all(level["threshold"] > 3 for level in report["levels"])
+    code, _, stderr = keyfed("counts", out, *budget)
+    assert code == 2
+    assert "has 6 releases already" in stderr

@@ -318,9 +318,20 @@ def counts(
     run: RunArgument,
     order: Annotated[int, typer.Option(help="Longest n-gram.")] = 4,
     k: Annotated[int, typer.Option("--k", help="Clients that an n-gram needs.")] = 3,
+    dp: PrivacyOption = None,
+    population: Annotated[
+        int | None,
+        typer.Option(help="With --dp: clients of the imagined fleet: SIMULATED.", min=2),
+    ] = None,
     megabytes: Annotated[float, typer.Option(help="What a client sends for sketches, in all.", min=0)] = 24.0,
-    most: Annotated[int, typer.Option(help="N-grams of one length that a client contributes at most.")] = 20_000,
-    cap: Annotated[int, typer.Option(help="How often a client's use of one n-gram counts at most.")] = 64,
+    most: Annotated[
+        int | None,
+        typer.Option(help="N-grams of one length that a client contributes at most.  [default: 20,000; --dp: 300]"),
+    ] = None,
+    cap: Annotated[
+        int | None,
+        typer.Option(help="How often a client's use of one n-gram counts at most.  [default: 64; --dp: 1]"),
+    ] = None,
     among: Annotated[int, typer.Option(help="Clients of one sum at most.")] = 1_000,
     secure: Annotated[
         bool | None,
@@ -338,13 +349,26 @@ def counts(
       keyfed counts runs/first
 
       keyfed counts runs/first --k 5 --order 3 --secure
+
+    With --dp every sum is noised, thresholds rise with the noise, and a ledger is kept in RUN/counts.privacy:
+
+      keyfed counts runs/first --order 3 --dp epsilon=2 --population 1000000
     """
     from keyfed.reports.finished import count
     from keyfed.reports.run_page import table_text
     from keyfed.run.counts.command import Counting, counts_text
     from keyfed.run.folder import read_result
 
-    how = Counting(order, k, cap, most, megabytes, among, secure)
+    privacy = None
+    if dp is not None:
+        named = {**privacy_settings(dp), "privacy.population": population}
+        privacy = configure(None, None, named, None).privacy
+    elif population is not None:
+        raise ConfigError("--population is for the noise of --dp; add --dp epsilon=NUMBER")
+    how = Counting(
+        order, k, cap or (64 if dp is None else 1), most or (20_000 if dp is None else 300), megabytes, among, secure,
+        privacy,
+    )  # fmt: skip
     report = count(run, how, say)
     result = read_result(run) or {}
     if as_json:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import ConfigError, DataError, RunError
 from keyfed.files import write_atomically
 from keyfed.model.counts import FILE, CountModel, CountTerms, counts_from_bytes, counts_to_bytes
@@ -21,10 +22,11 @@ from keyfed.model.ngram import Ints
 from keyfed.model.output import Score
 from keyfed.model.tables import Texts, texts_of
 from keyfed.run.counts.cache import PersonalCache
-from keyfed.run.counts.fit import fit_levels, fit_mixture, opening
+from keyfed.run.counts.fit import MOST_TOKENS, fit_levels, fit_mixture, opening
 from keyfed.run.counts.gather import AMONG, Gathering, groups_of
-from keyfed.run.counts.levels import DEPTH, MOST_ORDER, CountPlan, LevelFound, count_ngrams, sketches_of
+from keyfed.run.counts.levels import DEPTH, DEPTH_NOISED, MOST_ORDER, CountPlan, LevelFound, count_ngrams, sketches_of
 from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both, scores_of
+from keyfed.run.counts.noise import TOKENS_NOISED, CountNoise
 from keyfed.run.encode import Streams
 from keyfed.run.evaluate import limit_streams, total
 from keyfed.run.folder import Trained
@@ -44,6 +46,7 @@ class Counting:
       megabytes: of all sketches, a client.
       among: clients of one sum at most.
       secure: play the real protocol; None does as the run did.
+      privacy: budget or noise of the sums (`--dp`); None counts without noise.
     """
 
     order: int = 4
@@ -53,6 +56,7 @@ class Counting:
     megabytes: float = 24.0
     among: int = AMONG
     secure: bool | None = None
+    privacy: PrivacyConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +86,10 @@ class CountReport:
 def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
     """Raise ConfigError or DataError where counting makes no sense, before anything is summed."""
     clients = len(prepared.store)
-    if trained.config.privacy.on:
+    if trained.config.privacy.on and how.privacy is None:
         raise ConfigError(
-            f"{trained.folder} was trained with --dp, and counts without noise would void its epsilon; count for a run "
-            "without --dp"
+            f"{trained.folder} was trained with --dp, and counts without noise would void its epsilon: count with "
+            "--dp, whose epsilon adds to that of the run"
         )
     if trained.vocab.kind == "char":
         raise ConfigError(
@@ -101,6 +105,8 @@ def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
         raise DataError(f"{prepared.corpus.name} has {clients:,} clients, and an n-gram needs {how.k} (--k)")
     if not 1 <= how.order <= MOST_ORDER:
         raise ConfigError(f"--order is {how.order}; the sketches hold n-grams of 1 to {MOST_ORDER} words")
+    if how.privacy is not None and how.cap != 1:
+        raise ConfigError(f"--cap is {how.cap}; with --dp an n-gram is counted by clients, --cap 1")
     if how.cap < 1 or how.most < 1:
         raise ConfigError(f"--cap is {how.cap} and --most is {how.most}; expected 1 or more")
     least = max(how.k, trained.config.secure.floor)
@@ -132,34 +138,43 @@ def count_run(
     whole = {name: store.stream(k) for k, name in enumerate(store.names)}
     counting = sum_groups(prepared, trained, how, whole, published=False)
     name = hashlib.sha256((trained.folder / "vocab.json").read_bytes()).hexdigest()
-    sketches = sketches_of(
-        how.megabytes * 1e6, how.order, counting.members, vocab, trained.config.train.seed, DEPTH
-    )  # fmt: skip
+    seed, depth = trained.config.train.seed, DEPTH if how.privacy is None else DEPTH_NOISED
+    sketches = sketches_of(how.megabytes * 1e6, how.order, counting.members, vocab, seed, depth)
     plan = CountPlan(how.order, how.k, how.cap, how.most, name, sketches)
+    noise = None
+    if how.privacy is not None:  # recounts, sketches, smoothing of every length, and the mixture
+        noise = CountNoise(how.privacy, trained.folder, counting.clients, 3 * how.order, how.most, seed)
     say(
         f"counting n-grams of 1 to {how.order} words of {counting.clients:,} clients, in {len(counting.groups):,} sums "
         f"of up to {counting.members:,} clients, k = {how.k}"
     )
-    tables, found = count_ngrams(counting, plan, vocab)
+    tables, found = count_ngrams(counting, plan, vocab, None if noise is None else noise.add)
     if not tables:
         raise DataError(f"no word is released: none has {how.k} of the {counting.clients:,} clients")
     for n, level in enumerate(found, 1):
         say(f"  {n}: {level.candidates:,} candidates, {level.admitted:,} admitted, {level.released:,} released")
     published = prepared.population.valid is not None
-    fitting = sum_groups(prepared, trained, how, opening(prepared.valid), published)
-    model = fit_levels(fitting, tables, vocab)
+    clear = noise is None or published
+    each = MOST_TOKENS if clear else TOKENS_NOISED
+    blurred = None if noise is None or published else noise.histogram
+    fitting = sum_groups(prepared, trained, how, opening(prepared.valid, each), published)
+    model = fit_levels(fitting, tables, vocab, blurred, each)
     terms = CountTerms(how.k, how.cap, how.most, counting.clients, name)
+    if noise is not None:  # that of all sums that the noise was made for
+        terms = replace(terms, epsilon=noise.announced, delta=noise.delta, verdict=noise.verdict)
     written = CountModel(model, tuple(t.clients for t in tables), tuple(t.counts for t in tables), terms)
     data = counts_to_bytes(written)
     model_read = counts_from_bytes(data, vocab, FILE)  # what is tested is what is in the file
     say("fitting the mixture")
-    some = sum_groups(prepared, trained, how, opening(limit_streams(prepared.valid, MIXTURE_TOKENS)), published)
+    # Which clients are read must not depend on other clients' text where a budget is kept.
+    read = limit_streams(prepared.valid, MIXTURE_TOKENS) if clear else prepared.valid
+    some = sum_groups(prepared, trained, how, opening(read, each), published)
 
     def cells(text: Texts) -> tuple[Ints, Ints]:
         laid = laid_out(model_read, text, COUNT_EDGES, trained.reads_lines)
         return mixture_cells(read_both(trained, model_read, laid, "cpu"), laid, CONFIDENCE_EDGES)
 
-    mixture, note = fit_mixture(some, len(tables), cells)
+    mixture, note = fit_mixture(some, len(tables), cells, blurred, each)
     if note:
         say(note)
     closed = counting.closed + fitting.closed + some.closed
@@ -231,6 +246,14 @@ def counts_text(report: CountReport) -> str:
         f"released: {grams} n-grams of 1, 2, … words, each written by {terms.k} of {terms.clients:,} clients or more",
         f"{report.sums:,} sums of up to {report.members:,} clients each, {masked}; a client sends "
         f"{sum(report.sent.values()) / 1e6:,.1f} MB in all",
+        *(
+            [
+                f"{terms.verdict}: epsilon {terms.epsilon:.4g} at delta {terms.delta:.2g}, thresholds "
+                f"{', '.join(f'{level.threshold:,.1f}' for level in report.levels)} clients"
+            ]
+            if terms.epsilon is not None and terms.delta is not None
+            else []
+        ),
         *([f"{len(report.closed)} sums stayed closed: {report.closed[0]}"] if report.closed else []),
         f"written: {report.file} ({report.size / 1e6:,.1f} MB), in {report.seconds:,.0f} s",
     ]
