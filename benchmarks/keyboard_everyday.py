@@ -1,6 +1,6 @@
 """The keyboard on everyday sentences and words (keyboard_everyday.json): what it knows, guesses, saves, mends, spoils.
 
-    python benchmarks/keyboard_everyday.py [RUN] [--trial | --tuning] [--json]
+    python benchmarks/keyboard_everyday.py [RUN] [--trial | --tuning] [--source network] [--json]
 
 RUN is a run, an exported keyboard, or `base` (the default). The model is the exported one, in eight bits; the decoder
 is the page's, in node. `--trial` types the other forty sentences, and their words in place of the kept ones. Try
@@ -23,9 +23,10 @@ from keyboard_browser import exported
 
 from keyfed.engine.network import reader_of
 from keyfed.keyboard import bundle
+from keyfed.keyboard.compact import counts_source, page_source, unpack
 from keyfed.keyboard.keys import fold, layout_of
 from keyfed.keyboard.measure import KeystrokeClock, has_path, swipe, type_lines, words_in
-from keyfed.keyboard.session import Decoder, NetworkSource
+from keyfed.keyboard.session import Decoder, NetworkSource, Source
 
 FILE = Path(__file__).with_suffix(".json")
 TUNING = FILE.with_name("keyboard_tuning.json")
@@ -39,12 +40,16 @@ BARS = {  # what the keyboard is to reach, as shares
 }
 
 
-def keyboard_on(folder: Path) -> Decoder:
-    """Return the decoder over an export's network, as the page has it."""
+def keyboard_on(folder: Path, which: str = "federated") -> Decoder:
+    """Return the decoder over an export's model, as the page has it; `network` and `ngram` are its halves."""
     manifest = bundle.check_bundle(folder)
     params = {name: torch.from_numpy(np.array(value)) for name, value in bundle.load_weights(folder).items()}
     vocab, forms = bundle.load_vocab(folder)
-    source = NetworkSource(reader_of(bundle.spec_of(manifest), params), lines=manifest["reading"] == "lines")
+    lines = manifest["reading"] == "lines"
+    source: Source = NetworkSource(reader_of(bundle.spec_of(manifest), params), lines=lines)
+    if manifest["ngram"] and which != "network":
+        found = unpack((folder / bundle.NGRAM).read_bytes(), len(vocab), str(folder / bundle.NGRAM))
+        source = counts_source(found, lines=lines) if which == "ngram" else page_source(source, found, lines=lines)
     return Decoder(vocab, source, forms=forms, settings={"learn": False}, lists=bundle.load_lists(folder))
 
 
@@ -87,6 +92,9 @@ def main() -> None:
     parser.add_argument("--trial", action="store_true", help="type the sentences that are there to try things on")
     parser.add_argument("--tuning", action="store_true", help="type the text that the decoder's numbers were chosen on")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--source", choices=("federated", "network", "ngram"), default="federated", help="as on the page"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     everyday = json.loads(FILE.read_text("utf-8"))
@@ -97,8 +105,10 @@ def main() -> None:
     if options.tuning:
         more = json.loads(TUNING.read_text("utf-8"))
         sentences, words = [line for of in more["sentences"].values() for line in of], more["words"]
-    with tempfile.TemporaryDirectory() as temporary, keyboard_on(exported(options.run, Path(temporary))) as keyboard:
-        found = measure(keyboard, everyday, sentences, words)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = exported(options.run, Path(temporary))
+        with keyboard_on(folder, options.source) as keyboard:
+            found = measure(keyboard, everyday, sentences, words)
     if options.json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return

@@ -15,7 +15,7 @@ A probability moves by a few per cent. The mass is made from what was rounded, s
 
 .. math:: s(h) = 1 - γ(h) \Big(1 - \sum_{w\ \text{after}\ h} p_{n-1}(w \mid h')\Big)
 
-The metadata has `order`, `vocab`, `terms` (`CountTerms`) and `mixture` (`mixture.json`, or null).
+The metadata has one JSON object, `about`: order, vocab, `terms` (`CountTerms`) and `mixture` (`mixture.json`, or null).
 """
 
 from __future__ import annotations
@@ -145,6 +145,11 @@ def mixture_source(network: Source, found: Compact, *, lines: bool) -> Source:
     return source
 
 
+def page_source(network: Source, found: Compact, *, lines: bool) -> Source:
+    """Return what the page types on: the mixture, or the network where no weights were fitted."""
+    return network if found.mixture is None else mixture_source(network, found, lines=lines)
+
+
 def _context(tokens: Sequence[int], found: Compact, *, lines: bool) -> Ints:
     behind = next((n for n in range(len(tokens) - 1, -1, -1) if tokens[n] == EOS), 0) if lines else 0
     return np.array(tokens[max(behind, len(tokens) - found.model.order + 1) :], np.int64)
@@ -184,8 +189,9 @@ def pack(found: CountModel, mixture: Mixture | None) -> bytes:
             arrays[f"n{n}.{name}"] = values.astype(kind)
         arrays[f"n{n}.mass"] = mass
         levels.append(_restored(level.keys, contexts, size, shares, mass, gamma, vocab))
-    head = {"order": str(found.model.order), "vocab": str(vocab), "terms": json.dumps(asdict(found.about))}
-    return bytes(save(arrays, {**head, "mixture": "null" if mixture is None else mixture.to_json()}))
+    said = {"order": found.model.order, "vocab": vocab, "terms": json.dumps(asdict(found.about), sort_keys=True)}
+    said["mixture"] = None if mixture is None else mixture.to_json()
+    return bytes(save(arrays, {"about": json.dumps(said)}))  # one entry: several would be written in any order
 
 
 def _steps(values: Floats) -> Ints:
@@ -230,9 +236,9 @@ def unpack(data: bytes, vocab_size: int, origin: str) -> Compact:
       RunError: the file is damaged or does not fit the vocabulary.
     """
     try:
-        head, arrays = metadata_of(data), load(data)
+        head, arrays = json.loads(metadata_of(data)["about"]), load(data)
         terms = terms_of(head["terms"])
-        mixture = None if head["mixture"] == "null" else Mixture.from_json(head["mixture"], origin)
+        mixture = None if head["mixture"] is None else Mixture.from_json(head["mixture"], origin)
         order, rows = int(head["order"]), 1
         if int(head["vocab"]) != vocab_size or (mixture is not None and mixture.order != order) or order < 1:
             raise ValueError(f"order {order} and {head['vocab']} words, the vocabulary has {vocab_size}")
@@ -250,7 +256,7 @@ def unpack(data: bytes, vocab_size: int, origin: str) -> Compact:
 def terms_in(path: Path) -> CountTerms | None:
     """Return the terms of the counts in a file, None where it is damaged."""
     try:
-        return terms_of(metadata_of(path.read_bytes())["terms"])
+        return terms_of(json.loads(metadata_of(path.read_bytes())["about"])["terms"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 

@@ -42,6 +42,7 @@ from keyfed.keyboard.graph import (
     state_widths,
     step_graph,
 )
+from keyfed.model.counts import CountModel
 from keyfed.model.language_model import PRESETS, ModelSpec, Params, parameter_count, quantise, shapes, widen
 from keyfed.reports.document import render
 from keyfed.reports.finished import corpus_of, with_data
@@ -397,7 +398,9 @@ def pack_base(run: Path, out: Path) -> Exported:
       RunError: the run is not finished, reads characters, is private or started from another model; the licence of
         its text does not permit it; its files are too large. Nothing is written then.
     """
-    if out.exists() and (not out.is_dir() or {p.name for p in out.iterdir()} - {base.MANIFEST, base.CARD, *base.FILES}):
+    if out.exists() and (
+        not out.is_dir() or {p.name for p in out.iterdir()} - {base.MANIFEST, base.CARD, base.COUNTS, *base.FILES}
+    ):
         raise RunError(f"{out} holds something else than a base model; choose another --out")
     trained, prepared = with_data(run, None, text=True)
     result = read_result(run)
@@ -415,6 +418,9 @@ def pack_base(run: Path, out: Path) -> Exported:
         base.LINES: hashes,
     }
     assert result is not None
+    counts = read_counts(run, len(trained.vocab), private=False) if has_counts(run) else None
+    if counts is not None:
+        files[base.COUNTS] = pack(counts, read_mixture(run))
     manifest = {
         "format": base.FORMAT,
         "keyfed": __version__,
@@ -425,6 +431,7 @@ def pack_base(run: Path, out: Path) -> Exported:
         "training": {"method": trained.method, **_rounds(trained.config, result, run), "before": before},
         "figures": _figures(spec, trained.params, rounded, prepared, again=before is not None),
         "settings": _settings(trained.config),
+        **_counts_along(counts),
         "files": _listed(files),
     }  # fmt: skip
     files[base.MANIFEST] = base.dump_manifest(manifest)
@@ -434,7 +441,9 @@ def pack_base(run: Path, out: Path) -> Exported:
         raise RunError(f"the base model takes {size:,} bytes, at most {base.MOST_BYTES:,}; train a smaller vocabulary")
     out.mkdir(parents=True, exist_ok=True)
     # The manifest last: until then the old one refuses the rest.
-    for name in (*base.FILES, base.CARD, base.MANIFEST):
+    if counts is None:
+        (out / base.COUNTS).unlink(missing_ok=True)
+    for name in (*(name for name in files if name not in (base.CARD, base.MANIFEST)), base.CARD, base.MANIFEST):
         write_atomically(out / name, files[name])
     base.load_base(out)
     return Exported(out, manifest)
@@ -443,6 +452,13 @@ def pack_base(run: Path, out: Path) -> Exported:
 def _base_vocabulary(vocab: Vocab, forms: Mapping[str, str], prepared: Prepared) -> bytes:
     uses = count_uses((c.train for c in prepared.population.trained), vocab)
     return json.dumps({**json.loads(vocab.to_json()), "forms": forms, "uses": uses}, ensure_ascii=False).encode()
+
+
+def _counts_along(found: CountModel | None) -> dict[str, Any]:
+    """What the manifest of a base model says of the counts that come along."""
+    if found is None:
+        return {}
+    return {"counts": {**asdict(found.about), "grams": [len(level.keys) for level in found.model.levels]}}
 
 
 def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:

@@ -10,6 +10,7 @@ import pytest
 
 from keyfed.config.load import dump_toml
 from keyfed.errors import ConfigError, PrivacyError, RunError
+from keyfed.keyboard.aosp import class_of
 from keyfed.keyboard.phone import export_phone
 from keyfed.model.counts import FILE, CountModel, CountTerms, counts_to_bytes
 from keyfed.model.ngram import fit_kneser_ney
@@ -79,3 +80,18 @@ def test_what_has_no_counts_no_words_or_no_locale_is_refused(make_run, monkeypat
         export_phone(run, run / "file")
     with pytest.raises(RunError, match="a model of characters"):
         export_phone(make_run("char-lstm"))
+
+
+def test_the_base_model_has_a_dictionary(tmp_path):
+    done = export_phone(base.Path("base"), tmp_path, "en_US")
+    read = read_dictionary(done.files[1].read_bytes())
+    listed = done.words
+    assert {word: entry.frequency for word, entry in read.entries.items()} == dict(
+        zip(listed.words, listed.frequency.tolist(), strict=True)
+    )
+    classes = class_of(listed.frequency[listed.second], listed.pair_frequency).tolist()
+    pairs = zip(listed.first.tolist(), listed.second.tolist(), classes, strict=True)
+    assert read.bigrams() == {(listed.words[i], listed.words[j]): c for i, j, c in pairs}
+    assert len(read.entries) > 8_000
+    assert read.bigrams()["thank", "you"] > 10
+    assert "k 3; epsilon none" in read.attributes["description"]
