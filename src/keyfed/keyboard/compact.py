@@ -121,6 +121,31 @@ def read_mixture(run: Path) -> Mixture | None:
         raise RunError(f"{path} cannot be read: {e}") from None
 
 
+def counts_for_page(run: Path, vocab_size: int, *, private: bool) -> tuple[bytes | None, list[str]]:
+    """Return a run's counts for a page, None where it has none that may leave it, and what there is to say."""
+    if not has_counts(run):
+        return None, ["without n-grams: the run has no counts, which `keyfed counts` makes; the network types alone"]
+    try:
+        found = read_counts(run, vocab_size, private=private)
+    except PrivacyError as e:
+        return None, [f"without n-grams: {e}"]
+    return pack(found, read_mixture(run)), []
+
+
+def said_of_counts(data: bytes | None, vocab_size: int, run: Path) -> dict[str, Any]:
+    """Return what a manifest says of the counts in an export: how they were made, and the weights of the mixture."""
+    if data is None:
+        return {}
+    found = unpack(data, vocab_size, "the export's counts")
+    mixture = None if found.mixture is None else json.loads(found.mixture.to_json())
+    return {"counts": {**asdict(found.terms), "sha256": counts_sum(run), "mixture": mixture}}
+
+
+def said_of(found: CountModel) -> dict[str, Any]:
+    """Return how counts were made, and how many n-grams of each length there are."""
+    return {**asdict(found.about), "grams": [len(level.keys) for level in found.model.levels]}
+
+
 def counts_source(found: Compact, *, lines: bool) -> Source:
     """Return the counts as a source of scores: tokens read, EOS first → log-probabilities of the next.
 

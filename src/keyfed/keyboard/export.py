@@ -27,10 +27,18 @@ from safetensors.numpy import load, save
 
 from keyfed import __version__
 from keyfed.config.load import BASE, Config, to_document
-from keyfed.errors import ConfigError, DataError, DownloadError, PrivacyError, RunError
+from keyfed.errors import ConfigError, DataError, DownloadError, RunError
 from keyfed.files import write_atomically
 from keyfed.keyboard import bundle
-from keyfed.keyboard.compact import counts_sum, has_counts, pack, read_counts, read_mixture, unpack
+from keyfed.keyboard.compact import (
+    counts_for_page,
+    has_counts,
+    pack,
+    read_counts,
+    read_mixture,
+    said_of,
+    said_of_counts,
+)
 from keyfed.keyboard.dictionary import LICENCES, Lists, count_uses, lists_of
 from keyfed.keyboard.graph import (
     MOST,
@@ -42,7 +50,6 @@ from keyfed.keyboard.graph import (
     state_widths,
     step_graph,
 )
-from keyfed.model.counts import CountModel
 from keyfed.model.language_model import PRESETS, ModelSpec, Params, parameter_count, quantise, shapes, widen
 from keyfed.reports.document import render
 from keyfed.reports.finished import corpus_of, with_data
@@ -166,9 +173,9 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = True) -> Expo
         if lists.dictionary:
             files[bundle.DICTIONARY] = lists.dictionary
         files[bundle.VECTORS] = json.dumps(make_vectors(spec, shipped, trained.vocab)).encode()
-        counted = None
-        if trained.vocab.kind == "word":
-            counted, said = _counted(trained, packaged)
+        counted: bytes | None = None if packaged is None else packaged.counts
+        if packaged is None and trained.vocab.kind == "word":
+            counted, said = counts_for_page(trained.folder, len(trained.vocab), private=trained.config.privacy.on)
             notes += said
         if counted is not None:
             files[bundle.NGRAM] = counted
@@ -259,19 +266,6 @@ def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str
     return json.dumps({**json.loads(trained.vocab.to_json()), "forms": dict(forms), **said}).encode()
 
 
-def _counted(trained: Trained, packaged: base.Base | None) -> tuple[bytes | None, list[str]]:
-    """Return the counts for the page, None where the run has none that may leave it, and what there is to say."""
-    if packaged is not None:
-        return packaged.counts, []
-    if not has_counts(trained.folder):
-        return None, ["without n-grams: the run has no counts, which `keyfed counts` makes; the network types alone"]
-    try:
-        found = read_counts(trained.folder, len(trained.vocab), private=trained.config.privacy.on)
-    except PrivacyError as e:
-        return None, [f"without n-grams: {e}"]
-    return pack(found, read_mixture(trained.folder)), []
-
-
 def _manifest(
     trained: Trained,
     spec: ModelSpec,
@@ -317,8 +311,8 @@ def _manifest(
         "files": _listed(files),
         "parity": asdict(found),
         "ngram": bundle.NGRAM in files,
-        **_counts_said(trained, files),
-        **({"dictionary": {"words": "english", "licences": LICENCES}} if bundle.DICTIONARY in files else {}),
+        **said_of_counts(files.get(bundle.NGRAM), len(trained.vocab), trained.folder),
+from keyfed.keyboard.dictionary import LICENCES, Lists, count_uses, lists_of
         **_privacy(config, result, counted=bundle.NGRAM in files),
     }
 
@@ -333,15 +327,6 @@ def _start(config: Config, start: Mapping[str, Any]) -> dict[str, Any]:
     if start.get("from") == "run" and config.train.init is not None:
         said["run"] = Path(config.train.init).name
     return said
-
-
-def _counts_said(trained: Trained, files: Mapping[str, bytes]) -> dict[str, Any]:
-    """What the manifest says of the counts: how they were made, and the weights of the mixture."""
-    if bundle.NGRAM not in files:
-        return {}
-    found = unpack(files[bundle.NGRAM], len(trained.vocab), bundle.NGRAM)
-    mixture = None if found.mixture is None else json.loads(found.mixture.to_json())
-    return {"counts": {**asdict(found.terms), "sha256": counts_sum(trained.folder), "mixture": mixture}}
 
 
 def _privacy(config: Config, result: Mapping[str, Any], *, counted: bool) -> dict[str, Any]:
@@ -431,7 +416,7 @@ def pack_base(run: Path, out: Path) -> Exported:
         "training": {"method": trained.method, **_rounds(trained.config, result, run), "before": before},
         "figures": _figures(spec, trained.params, rounded, prepared, again=before is not None),
         "settings": _settings(trained.config),
-        **_counts_along(counts),
+        **({} if counts is None else {"counts": said_of(counts)}),
         "files": _listed(files),
     }  # fmt: skip
     files[base.MANIFEST] = base.dump_manifest(manifest)
@@ -449,18 +434,7 @@ def pack_base(run: Path, out: Path) -> Exported:
     return Exported(out, manifest)
 
 
-def _base_vocabulary(vocab: Vocab, forms: Mapping[str, str], prepared: Prepared) -> bytes:
-    uses = count_uses((c.train for c in prepared.population.trained), vocab)
-    return json.dumps({**json.loads(vocab.to_json()), "forms": forms, "uses": uses}, ensure_ascii=False).encode()
-
-
-def _counts_along(found: CountModel | None) -> dict[str, Any]:
-    """What the manifest of a base model says of the counts that come along."""
-    if found is None:
-        return {}
-    return {"counts": {**asdict(found.about), "grams": [len(level.keys) for level in found.model.levels]}}
-
-
+from keyfed.keyboard.dictionary import LICENCES, Lists, count_uses, lists_of
 def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:
     folder, config = trained.folder, trained.config
     if result is None:
