@@ -312,7 +312,7 @@ def _manifest(
         "parity": asdict(found),
         "ngram": bundle.NGRAM in files,
         **said_of_counts(files.get(bundle.NGRAM), len(trained.vocab), trained.folder),
-from keyfed.keyboard.dictionary import LICENCES, Lists, count_uses, lists_of
+        **({"dictionary": {"words": "english", "licences": LICENCES}} if bundle.DICTIONARY in files else {}),
         **_privacy(config, result, counted=bundle.NGRAM in files),
     }
 
@@ -434,7 +434,11 @@ def pack_base(run: Path, out: Path) -> Exported:
     return Exported(out, manifest)
 
 
-from keyfed.keyboard.dictionary import LICENCES, Lists, count_uses, lists_of
+def _base_vocabulary(vocab: Vocab, forms: Mapping[str, str], prepared: Prepared) -> bytes:
+    uses = count_uses((c.train for c in prepared.population.trained), vocab)
+    return json.dumps({**json.loads(vocab.to_json()), "forms": forms, "uses": uses}, ensure_ascii=False).encode()
+
+
 def _fitting(trained: Trained, result: Mapping[str, Any] | None) -> ModelSpec:
     folder, config = trained.folder, trained.config
     if result is None:
