@@ -25,7 +25,10 @@ SENTENCES = [
 """A language in which most words leave one choice for the next."""
 
 FRESH = """() => {
-  const standard = {autocorrect: true, emoji: true, filter: true, learn: true, incognito: false};
+  const standard = {
+    autocorrect: true, emoji: true, filter: true, learn: true, incognito: false,
+    fullstop: true, capitals: false, keep: true, numbers: false,
+  };
   for (const [name, value] of Object.entries(standard)) {
     const input = document.querySelector(`input[name="${name}"]`);
     if (input.checked !== value) input.click();

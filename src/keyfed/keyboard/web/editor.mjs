@@ -19,6 +19,7 @@ const HAS_END = /[\s.,!?:;)\]}…”»]/u; // a word before it is not
  * @property {(strip: object) => void} show  put suggestions of a swipe into the strip
  * @property {(text: string) => void} say    for the live region
  * @property {() => void} changed            the text or the cursor changed
+ * @property {(before: string) => boolean} capital  whether a letter typed on a physical keyboard becomes a capital here
  * @property {(char: string) => boolean} separates  whether a character ends a word
  * @property {(char: string) => boolean} inside  whether a character that ends a word may also stand inside an address
  * @property {(char: string) => boolean} joins  whether a character that ends no word takes the place of an automatic blank
@@ -40,6 +41,7 @@ export class Editor {
   #undoable = null; // the last correction: {end, text, typed, before}, `before` as the engine knows it
   #swiped = null; // the last swipe until it is settled: {before, start, text, slots, chosen}
   #blank = { end: -1, time: 0 }; // where the last blank ends, and when it was typed
+  #automatic = -1; // where the blank ends that was put there last
   #composing = false;
   #lengthBefore = 0;
   count = { keys: 0, chars: 0 };
@@ -100,6 +102,7 @@ export class Editor {
 
   type(char, tap, time) {
     this.focus();
+    if (this.#isThere(char, time)) return;
     const { selectionStart: start, selectionEnd: end } = this.#field;
     if (start !== end || this.#separates(char, start)) {
       this.#field.write(start, end, char);
@@ -113,6 +116,12 @@ export class Editor {
     this.#field.write(at, at, char);
     this.#follow();
     this.#to.changed();
+  }
+
+  /** Move the cursor: a finger that slides on the space bar. */
+  slide(steps, unit) {
+    this.focus();
+    this.#field.moveCursor(steps, unit);
   }
 
   backspace(time) {
@@ -152,6 +161,7 @@ export class Editor {
 
   #beforeInput(event) {
     if (this.#field.own || this.#composing || event.isComposing) return;
+    if (event.inputType === "insertText" && this.#isThere(event.data, event.timeStamp)) return event.preventDefault();
     if (event.inputType !== "deleteContentBackward") return;
     if (this.#undo(event.timeStamp) || this.#unswipe(event.timeStamp)) event.preventDefault();
     else this.#lengthBefore = this.#field.value.length;
@@ -161,7 +171,7 @@ export class Editor {
     if (this.#field.own || this.#composing || event.isComposing) return;
     const typed = event.inputType === "insertLineBreak" ? "\n" : event.data;
     const typing = event.inputType === "insertText" || event.inputType === "insertLineBreak";
-    if (typing && typed?.length === 1) this.#typed(typed, null, event.timeStamp);
+    if (typing && typed?.length === 1) this.#typed(this.#capital(typed), null, event.timeStamp);
     else if (event.inputType === "deleteContentBackward") this.#deleted(this.#lengthBefore, event.timeStamp);
     else {
       this.#settle(); // pasted, cut, dropped, undone by the browser
@@ -169,6 +179,15 @@ export class Editor {
       this.#forgetTaps();
       this.refresh(event.timeStamp);
     }
+  }
+
+  /** The letter that was just typed on a physical keyboard, made a capital where that is wanted. */
+  #capital(char) {
+    const upper = char.toLocaleUpperCase();
+    if (upper === char || upper.length > 1 || !this.#to.capital(this.before().slice(0, -1))) return char;
+    const end = this.#field.selectionStart;
+    this.#field.replace(end - 1, end, upper);
+    return upper;
   }
 
   #paste(event) {
@@ -192,10 +211,11 @@ export class Editor {
       return this.refresh(time);
     }
     this.#oneMore();
+    const size = char.length; // an emoji has several
     const quick = char === " " && this.#blank.end === end - 1 && time - this.#blank.time < QUICK;
     this.#blank = char === " " ? { end, time } : { end: -1, time: 0 };
-    const before = this.before().slice(0, -1);
-    const taps = this.#tapsEnd === end - 1 ? this.#taps : [];
+    const before = this.before().slice(0, -size);
+    const taps = this.#tapsEnd === end - size ? this.#taps : [];
     this.#forgetTaps();
     const settings = this.#settings();
     // Splitting a word in two is no reason to correct its first half.
@@ -214,7 +234,12 @@ export class Editor {
     if (this.#field.value.slice(at - last.text.length, at) !== last.text) return;
     this.#undoable = null;
     this.#askUndo(last.before, false);
-    this.#change(at - last.text.length, at, last.typed);
+    this.#giveBack(at, last);
+  }
+
+  #giveBack(end, { text, typed }) {
+    this.#change(end - text.length, end, typed);
+    this.count.chars -= typed.length - text.length;
   }
 
   #askUndo(before, keep) {
@@ -232,6 +257,19 @@ export class Editor {
   /** Whether a character at `at` ends a word; an apostrophe or hyphen behind a blank may be meant to join. */
   #separates(char, at) {
     return this.#to.separates(char) || (this.#to.joins(char) && this.#field.value[at - 1] === " ");
+  }
+
+  /** Whether a typed blank is the one that was put there just before: at once, so that no second one is ever seen. */
+  #isThere(char, time) {
+    const { selectionStart: at, selectionEnd, value } = this.#field;
+    if (char !== " " || at !== this.#automatic || at !== selectionEnd || value[at - 1] !== " ") return false;
+    this.#automatic = -1;
+    this.#settle();
+    this.#user();
+    this.count.keys++;
+    this.#blank = { end: at, time };
+    this.refresh(time);
+    return true;
   }
 
   #oneMore() {
@@ -292,10 +330,13 @@ export class Editor {
       return this.#askUndo(asked.before.slice(0, edit.start) + edit.text, false);
     }
     const isNew = asked.picked ? this.#applyPick(asked, start, old, edit.text) : this.#change(start, asked.end, edit.text);
+    if (edit.correction) this.count.chars -= edit.text.length - old.length; // it saves nobody a key
     this.#undoable = null;
+    if (edit.text.endsWith(" ") && asked.tail !== " ") this.#automatic = start + edit.text.length;
     if (edit.correction) {
       const before = asked.before.slice(0, edit.start) + edit.text;
       this.#undoable = { end: start + edit.text.length, text: edit.text, typed: old, before };
+      if (edit.text === ". ") this.#automatic = start + edit.text.length;
       if (this.#blank.end === asked.end) this.#blank.end = start + edit.text.length;
       this.#to.say(edit.correction.typed.trim() ? `${edit.correction.typed} corrected to ${edit.correction.chosen}` : "Full stop");
     }
@@ -342,7 +383,7 @@ export class Editor {
     this.#user();
     this.count.keys++;
     this.#askUndo(last.before, true);
-    this.#change(end - last.text.length, end, last.typed);
+    this.#giveBack(end, last);
     this.refresh(time);
     return true;
   }
@@ -401,6 +442,7 @@ export class Editor {
       return this.refresh(this.#started.get(this.#version));
     }
     this.#field.putCursor(start + text.length);
+    if (text.endsWith(" ")) this.#automatic = start + text.length;
     this.#showSwipe(time);
   }
 
@@ -425,6 +467,7 @@ export class Editor {
     const next = `${slot.text} `;
     this.#change(start, start + text.length, next);
     Object.assign(this.#swiped, { text: next, chosen: slot });
+    this.#automatic = start + next.length;
     this.#showSwipe(time);
   }
 
@@ -456,6 +499,7 @@ export class Editor {
 
   #user() {
     this.#touched++;
+    this.#automatic = -1;
     this.#follow();
   }
 

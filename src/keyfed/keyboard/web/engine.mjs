@@ -208,7 +208,7 @@ export class Engine {
     if (correction === null) {
       if (isFinished) this.#learn(before, chosen);
       const automatic = this.#last.automatic && this.#last.text === before;
-      if (separator === " " && chosen.fullstop && chosen.quick && !automatic && isWordAndBlank(before)) {
+      if (separator === " " && chosen.fullstop && chosen.quick && isWordAndBlank(before)) {
         const undo = { typed: "  ", chosen: ". ", start: before.length - 1, text: `${before} `, learnt: null };
         return this.#edited(undo.start, { text: `${before.slice(0, -1)}. `, automatic: true }, undo);
       }

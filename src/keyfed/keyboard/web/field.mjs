@@ -37,7 +37,15 @@ export class TextField {
   }
 
   focus() {
-    this.#area.focus({ preventScroll: true });
+    if (!this.isFocused) this.#area.focus({ preventScroll: true }); // it lays the page out even where it changes nothing
+  }
+
+  /** Move the cursor as the arrow keys do: by characters, or by lines. */
+  moveCursor(steps, unit) {
+    const { selectionStart, selectionEnd } = this.#area;
+    const collapses = selectionStart !== selectionEnd;
+    for (let n = collapses ? 1 : 0; n < Math.abs(steps); n++) getSelection().modify("move", steps < 0 ? "backward" : "forward", unit);
+    if (collapses) this.#area.setSelectionRange(...Array(2).fill(steps < 0 ? selectionStart : selectionEnd));
   }
 
   /** By how much the text has grown since this was asked last; our own replacements do not count. */
@@ -91,7 +99,7 @@ export class TextField {
       const field = this.#area;
       let done = false;
       if (document.activeElement === field) {
-        field.setSelectionRange(start, end);
+        if (field.selectionStart !== start || field.selectionEnd !== end) field.setSelectionRange(start, end);
         // The one way of changing a field that the browser's own undo (Ctrl+Z) knows about.
         done = text ? document.execCommand("insertText", false, text) : start === end || document.execCommand("delete");
       }

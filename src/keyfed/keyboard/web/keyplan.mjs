@@ -10,7 +10,7 @@
 export const VARIANTS = {
   a: "àáâäæãåā", c: "çćč", d: "ð", e: "éèêëēę", g: "ğ", i: "îïíìīı", l: "ł", n: "ñń", o: "ôöòóœøõō", r: "ř",
   s: "ßśš", t: "þť", u: "ûüùúū", y: "ÿý", z: "žźż",
-  ".": "…!?;:'-", ",": ";:!?\"'", "-": "–—_", "'": "’‘`", "\"": "“”„«»", "?": "¿", "!": "¡", "€": "$£¥¢",
+  ".": "'!?…;:-", ",": ";:!?\"'", "-": "–—_", "'": "’‘`", "\"": "“”„«»", "?": "¿", "!": "¡", "€": "$£¥¢",
 };
 
 const DIGITS = "1234567890";
@@ -22,7 +22,7 @@ const SYMBOLS = [
 /**
  * @typedef {object} Key
  * @property {string} id     the character, or the name of what the key does
- * @property {"char"|"letter"|"shift"|"backspace"|"enter"|"space"|"page"} kind
+ * @property {"char"|"letter"|"digit"|"shift"|"backspace"|"enter"|"space"|"page"} kind
  * @property {string} label  what stands on it
  * @property {string} name   what a screen reader says
  * @property {number} units  width in letter keys
@@ -38,21 +38,25 @@ const shift = (units) => key("shift", "shift", units, { label: "", name: "Shift"
 const backspace = (units) => key("backspace", "backspace", units, { label: "", name: "Backspace" });
 const page = (to, label, name, units) => key(`page-${to}`, "page", units, { label, name, to });
 const gap = (units) => key("gap", "gap", units, { label: "" });
-const bottom = (turn, columns) => [
-  turn, key(",", "char"), key(" ", "space", columns - 5, { label: "space", name: "Space" }), key(".", "char"),
+const emoji = page("emoji", "☺", "Emoji", 1);
+const bottom = (turn, columns, other = emoji) => [
+  turn, other, key(",", "char"), key(" ", "space", columns - 6, { label: "space", name: "Space" }), key(".", "char", 1, { hint: "'" }),
   key("\n", "enter", 1.5, { label: "", name: "New line" }),
 ];
 
-function letter(char, row, column, offset) {
-  const hint = row === 0 && column < DIGITS.length ? DIGITS[column] : "";
+function letter(char, row, column, offset, numbers) {
+  const hint = row === 0 && column < DIGITS.length && !numbers ? DIGITS[column] : "";
   const variants = hint + (VARIANTS[char] ?? "");
   return key(char, "letter", 1, { hint, variants, centre: [offset + column + 0.5, row + 0.5] });
 }
 
-/** The letters page of a layout: {rows, columns, shifts}; `shifts[r]` = decoder x − screen x on letter row r. */
-function letters({ rows, offsets }) {
+/**
+ * The letters page of a layout: {rows, columns, above, shifts}; `shifts[r]` = decoder x − screen x on letter row r, which
+ * is row `above` + r of the page.
+ */
+function letters({ rows, offsets }, numbers) {
   const columns = Math.max(...rows.map((row) => [...row].length));
-  const keys = rows.map((row, r) => [...row].map((char, c) => letter(char, r, c, offsets[r])));
+  const keys = rows.map((row, r) => [...row].map((char, c) => letter(char, r, c, offsets[r], numbers)));
   const last = keys.length - 1;
   const side = (columns - keys[last].length) / 2;
   // A short last row (AZERTY has six letters there) gives its room to an apostrophe.
@@ -66,7 +70,9 @@ function letters({ rows, offsets }) {
   });
   return {
     columns,
-    rows: [...framed, bottom(page("symbols", "?123", "Digits and symbols", 1.5), columns)],
+    above: numbers ? 1 : 0,
+    rows: [...(numbers ? [[...DIGITS].map((digit) => key(digit, "digit", columns / DIGITS.length))] : []), ...framed,
+      bottom(page("symbols", "?123", "Digits and symbols", 1.5), columns)],
     shifts: offsets.map((offset, r) => offset - starts[r]),
   };
 }
@@ -82,10 +88,18 @@ function symbols(which, columns) {
   };
 }
 
-/** All pages of a layout: {letters, symbols, more}. */
-export function plan(layout) {
-  const first = letters(layout);
-  return { letters: first, symbols: symbols(0, first.columns), more: symbols(1, first.columns) };
+/** The row below the emoji. */
+function pictures(columns) {
+  const [turn, back] = [page("letters", "abc", "Letters", 1.5), backspace(1.5)];
+  return { columns, rows: [[turn, key(" ", "space", columns - 4.5, { label: "space", name: "Space" }), back,
+    key("\n", "enter", 1.5, { label: "", name: "New line" })]], shifts: [] };
+}
+
+/** All pages of a layout: {letters, symbols, more, emoji}; `numbers`: with a row of digits above the letters. */
+export function plan(layout, numbers = false) {
+  const first = letters(layout, numbers);
+  const { columns } = first;
+  return { letters: first, symbols: symbols(0, columns), more: symbols(1, columns), emoji: pictures(columns) };
 }
 
 /** Decoder x minus screen x at height y (both in key units): straight between the middles of the letter rows. */

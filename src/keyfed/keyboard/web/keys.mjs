@@ -11,11 +11,15 @@ const HOLD = 380; // milliseconds until a key counts as held
 const REPEAT_FROM = 420; // … until backspace repeats, and then every REPEAT_EVERY, faster with time
 const REPEAT_EVERY = 70;
 const SWIPE_FROM = 0.7; // key widths a finger must travel before a tap becomes a swipe
+const SLIDE_FROM = 0.4; // key widths a finger must travel on the space bar until it moves the cursor …
+const SLIDE = 0.28; // … by one character for each of these
 const DOUBLE = 350; // two presses of shift within this lock capitals
+const ONE = 54; // pixels: a single bubble with its frame, as in the style sheet
 const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
   shift: "M12 4l8 9h-4.5v6h-7v-6H4z",
   backspace: "M8.5 5H20a1.5 1.5 0 0 1 1.5 1.5v11A1.5 1.5 0 0 1 20 19H8.5L2.5 12zM11.5 9l6 6m0-6l-6 6",
+  emoji: "M12 20.5a8.5 8.5 0 1 0 0-17 8.5 8.5 0 0 0 0 17zM9 9.8v.4m6-.4v.4M8.3 14q3.7 3.6 7.4 0",
   enter: "M20 5v6a3 3 0 0 1-3 3H5m4.5-4.5L5 14l4.5 4.5",
 };
 
@@ -34,6 +38,7 @@ export class Keyboard {
   #layouts;
   #on;
   #pages;
+  #pictures;
   #page = "letters";
   #shift = "off"; // "off", "once" (the next letter), "lock"
   #auto = true; // whether that was set by the text, not by the user
@@ -48,13 +53,15 @@ export class Keyboard {
 
   /**
    * @param {HTMLElement} root
-   * @param {{layouts: object, layout: string, press: Function, swipe: Function, shift: () => void}} given
+   * @param {{layouts: object, layout: string, numbers: boolean, pictures: import("./pictures.mjs").Pictures,
+   *   press: Function, swipe: Function, slide: Function, shift: () => void}} given
    */
-  constructor(root, { layouts, layout, press, swipe, shift }) {
+  constructor(root, { layouts, layout, numbers, pictures, press, swipe, slide, shift }) {
     this.#root = root;
     this.#layouts = layouts;
-    this.#on = { press, swipe, shift };
-    this.setLayout(layout);
+    this.#pictures = pictures;
+    this.#on = { press, swipe, slide, shift };
+    this.setLayout(layout, numbers);
     root.addEventListener("pointerdown", (event) => this.#down(event));
     root.addEventListener("pointermove", (event) => this.#move(event));
     root.addEventListener("pointerup", (event) => this.#up(event));
@@ -65,9 +72,10 @@ export class Keyboard {
     new ResizeObserver(() => this.#measure()).observe(root);
   }
 
-  setLayout(name) {
-    this.#pages = plan(this.#layouts[name]);
+  setLayout(name, numbers) {
+    this.#pages = plan(this.#layouts[name], numbers);
     this.#root.dataset.layout = name;
+    this.#root.style.setProperty("--rows", this.#pages.letters.rows.length); // all pages are as high as the letters
     this.#show("letters");
   }
 
@@ -107,6 +115,8 @@ export class Keyboard {
     this.#popup = document.createElement("div");
     this.#popup.className = "popup";
     this.#popup.hidden = true;
+    if (page === "emoji") drawn.unshift(this.#pictures.root);
+    this.#root.dataset.page = page;
     this.#root.replaceChildren(...drawn, this.#popup);
     this.#trail = new Trail(this.#root);
     this.#root.style.setProperty("--columns", columns);
@@ -128,11 +138,12 @@ export class Keyboard {
     button.dataset.key = key.id;
     button.style.flexGrow = key.units;
     button.setAttribute("aria-label", key.name);
-    if (ICONS[key.kind]) button.append(icon(key.kind));
+    const picture = ICONS[key.to] ? key.to : key.kind;
+    if (ICONS[picture]) button.append(icon(picture));
     const label = document.createElement("span");
     label.className = "label";
     label.textContent = key.label;
-    if (key.label) button.append(label);
+    if (key.label && !ICONS[picture]) button.append(label);
     if (key.hint) {
       const hint = document.createElement("span");
       hint.className = "hint";
@@ -150,9 +161,9 @@ export class Keyboard {
       entry.box = { x: box.x - origin.x, y: box.y - origin.y, width: box.width, height: box.height };
     }
     const rows = this.#root.querySelectorAll(".keyrow");
-    const first = rows[0].getBoundingClientRect();
-    const height = rows.length > 1 ? rows[1].getBoundingClientRect().y - first.y : first.height;
-    const { columns } = this.#pages[this.#page];
+    const { columns, above = 0 } = this.#pages[this.#page];
+    const first = rows[above].getBoundingClientRect();
+    const height = rows.length > 1 ? rows[above + 1].getBoundingClientRect().y - first.y : first.height;
     this.#unit = { width: first.width / columns || 1, height: height || 1, x: first.x - origin.x, y: first.y - origin.y };
   }
 
@@ -206,6 +217,7 @@ export class Keyboard {
 
   #down(event) {
     if (event.pointerType === "mouse" && event.button !== 0) return;
+    if (event.target.closest?.(".pictures")) return; // no key, and it scrolls
     event.preventDefault(); // the text field keeps the focus
     for (const other of this.#touches.values()) this.#commit(other, event.timeStamp); // a second thumb: the first is done
     const [x, y] = this.#at(event);
@@ -237,6 +249,7 @@ export class Keyboard {
     const [x, y] = this.#at(event);
     if (touch.choices) return this.#choose(touch, x);
     const { kind } = touch.entry.key;
+    if (kind === "space") return this.#slide(touch, x, y);
     if (kind !== "letter") return;
     for (const part of event.getCoalescedEvents?.() ?? []) touch.points.push(this.#at(part));
     touch.points.push([x, y]);
@@ -248,6 +261,22 @@ export class Keyboard {
       this.#root.classList.add("swiped"); // from the first swipe on there is a canvas for the trail
     }
     if (touch.swiping) this.#trail.add(x, y);
+  }
+
+  /** The cursor follows a finger on the space bar: by characters, and by lines where it goes up or down far. */
+  #slide(touch, x, y) {
+    touch.sliding ??= null;
+    if (!touch.sliding && Math.hypot(x - touch.x, y - touch.y) > SLIDE_FROM * this.#unit.width) {
+      touch.sliding = { x, y };
+      touch.entry.button.classList.add("sliding");
+    }
+    const from = touch.sliding;
+    if (!from) return;
+    for (const [unit, axis, at, size] of [["character", "x", x, SLIDE * this.#unit.width], ["line", "y", y, 0.8 * this.#unit.height]]) {
+      const steps = Math.trunc((at - from[axis]) / size);
+      if (steps) this.#on.slide(steps, unit);
+      from[axis] += steps * size;
+    }
   }
 
   #up(event) {
@@ -269,7 +298,7 @@ export class Keyboard {
     clearTimeout(touch.timer);
     // The character comes first, the looks of the key with the next frame.
     requestAnimationFrame(() => {
-      touch.entry.button.classList.remove("pressed");
+      touch.entry.button.classList.remove("pressed", "sliding");
       if (this.#shownFor === touch) this.#popup.hidden = true;
     });
   }
@@ -281,15 +310,16 @@ export class Keyboard {
     if (touch.swiping) {
       this.#on.swipe({ points: touch.points.map(([x, y]) => this.#layoutPoint(x, y)), time });
       this.useShift();
-    } else if (touch.choices) this.#send("char", touch.choices[touch.choice], null, time);
-    else if (key.kind === "letter" || key.kind === "char") {
+    } else if (touch.sliding) return; // no blank
+    else if (touch.choices) this.#send("char", touch.choices[touch.choice], null, time);
+    else if (["letter", "char", "digit"].includes(key.kind)) {
       this.#send("char", key.kind === "letter" ? this.#cased(key.id) : key.id, this.#tap(touch.entry, touch.x, touch.y), time);
     } else if (key.kind === "space" || key.kind === "enter") this.#send("char", key.id, null, time);
   }
 
   #send(kind, char, tap, time) {
     this.#on.press({ kind, char, tap, time });
-    if (this.#page !== "letters" && char === " ") this.#show("letters");
+    if ((this.#page === "symbols" || this.#page === "more") && char === " ") this.#show("letters");
   }
 
   // ---------------------------------------------------------------- keys that do something
@@ -326,12 +356,17 @@ export class Keyboard {
 
   #offer(touch) {
     if (touch.done || touch.swiping) return;
-    touch.choices = [...touch.entry.key.variants].map((char) => this.#cased(char));
-    touch.choice = 0;
-    this.#popup.replaceChildren(...touch.choices.map((char, i) => this.#bubble(char, i === 0)));
-    this.#popup.classList.toggle("many", touch.choices.length > 7);
+    const variants = [...touch.entry.key.variants].map((char) => this.#cased(char));
+    const width = variants.length > 7 ? 34 : 40; // of a bubble with its gap, as in the style sheet
+    this.#popup.classList.toggle("many", variants.length > 7);
+    // The first variant stands above the finger, the next ones right of it as far as there is room, the rest left of it.
+    const middle = touch.entry.box.x + touch.entry.box.width / 2;
+    const right = Math.min(variants.length - 1, Math.max(0, Math.floor((this.#root.clientWidth - 8 - middle - width / 2) / width)));
+    touch.choices = [...variants.slice(right + 1).reverse(), ...variants.slice(0, right + 1)];
+    touch.choice = variants.length - 1 - right;
+    this.#popup.replaceChildren(...touch.choices.map((char, i) => this.#bubble(char, i === touch.choice)));
     this.#shownFor = touch;
-    this.#place(touch.entry);
+    this.#place(touch.entry, middle - (touch.choice + 0.5) * width - 4);
   }
 
   #bubble(char, chosen) {
@@ -341,19 +376,20 @@ export class Keyboard {
     return bubble;
   }
 
-  #place({ box }) {
+  /** Show the bubbles above a key, their left edge at `left`; in its middle where none is named. */
+  #place({ box }, left = box.x + box.width / 2 - ONE / 2) {
     const popup = this.#popup;
     popup.hidden = false;
-    const room = this.#root.clientWidth - popup.offsetWidth - 4;
-    const x = Math.min(Math.max(box.x + box.width / 2 - popup.offsetWidth / 2, 4), Math.max(room, 4));
-    popup.style.transform = `translate(${x}px, ${box.y - popup.offsetHeight - 6}px)`;
+    const room = this.#root.clientWidth - (popup.children.length > 1 ? popup.offsetWidth : ONE) - 4;
+    const x = Math.min(Math.max(left, 4), Math.max(room, 4));
+    popup.style.transform = `translate(${x}px, ${box.y - 6}px) translateY(-100%)`;
   }
 
   #choose(touch, x) {
     const origin = this.#root.getBoundingClientRect();
     const bubbles = [...this.#popup.children];
     const middles = bubbles.map((b) => { const box = b.getBoundingClientRect(); return box.x - origin.x + box.width / 2; });
-    // The first choice stands under a finger that has not moved.
+    // What is chosen at first stands above a finger that has not moved.
     const moved = Math.abs(x - touch.x) > 8;
     const distances = middles.map((middle) => Math.abs(middle - x));
     touch.choice = moved ? distances.indexOf(Math.min(...distances)) : touch.choice;

@@ -1,8 +1,12 @@
 /** Start-up and wiring: text field, strip, keys, panel and the worker that holds the engine. */
 
+import { Dialog } from "./dialog.mjs";
+import { Draft } from "./draft.mjs";
 import { Editor } from "./editor.mjs";
+import { handOver } from "./handover.mjs";
 import { Keyboard } from "./keys.mjs";
 import { Meter } from "./meter.mjs";
+import { Pictures } from "./pictures.mjs";
 import { keepOffline } from "./offline.mjs";
 import { PAGE, scriptAddress } from "./scripts.mjs";
 import { Seal } from "./seal.mjs";
@@ -14,7 +18,7 @@ import { NO_BLANK_AROUND, startsSentence } from "./casing.mjs";
 const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures
 const EMPTY = { slots: [null, null, null], correction: null };
-const SOURCE_NAMES = { ngram: "counts", network: "network", federated: "federated", personal: "federated + personal" };
+const WIDE = "(min-width: 860px)"; // as in the style sheet
 const NOTHING = { format: 1, words: {}, pairs: {}, dictionary: [], blocked: [] };
 const INSIDE_ADDRESS = ".:=&?~+"; // marks that end a word, or stand inside an address
 const REPLACING = ["forgetAll", "importJSON"];
@@ -44,7 +48,7 @@ class Page {
   #nextAction = 1;
   #report = 0; // the timer of the next report
 
-  constructor(layouts, constants) {
+  constructor(layouts, constants, { groups }) {
     this.#constants = constants;
     const names = Object.keys(layouts);
     this.#settings = this.#store.settings(names);
@@ -65,11 +69,20 @@ class Page {
       separates: separator(constants),
       inside: (char) => char !== "" && INSIDE_ADDRESS.includes(char),
       joins: (char) => NO_BLANK_AROUND.includes(char),
+      capital: (before) => this.#settings.capitals && startsSentence(before, constants),
       shift: () => this.keyboard.shift,
       typed: () => this.keyboard.useShift(),
     });
+    this.pictures = new Pictures({
+      groups, recent: this.#store.emoji(),
+      chosen: (emoji, time) => {
+        this.editor.type(emoji, null, time);
+        if (!this.#settings.incognito) this.#store.saveEmoji(this.pictures.recent);
+      },
+    });
     this.keyboard = new Keyboard(byId("keyboard"), {
-      layouts, layout: this.#settings.layout,
+      layouts, layout: this.#settings.layout, numbers: this.#settings.numbers, pictures: this.pictures,
+      slide: (steps, unit) => this.editor.slide(steps, unit),
       press: (key) => this.#press(key),
       swipe: ({ points, time }) => this.editor.swipe(points, time),
       shift: () => this.editor.refresh(),
@@ -83,6 +96,8 @@ class Page {
       },
     });
     this.panel.showSettings(this.#settings);
+    this.draft = new Draft(this.#store, byId("text"));
+    if (this.draft.restore()) this.#seal.close(byId("text").value); // it was learnt when it was typed
     this.#sayPlace();
     this.#apply();
     this.#listen();
@@ -133,7 +148,7 @@ class Page {
     this.#about = manifest;
     const { model, run } = manifest;
     const method = `${run.method}, round ${run.rounds}`;
-    byId("model-line").textContent = `${model.name} · ${method}`;
+    byId("model-line").textContent = "";
     const counts = ngram ? ` · with counts, k ${manifest.counts.k}` : "";
     this.panel.fact("Model", `${model.name} · ${(model.parameters / 1e6).toFixed(2)} M · ${manifest.precision}${counts}`);
     this.panel.fact("Trained by", method);
@@ -191,6 +206,7 @@ class Page {
   /** The text or the cursor changed. */
   #changed() {
     if (this.#seal.holds) this.#seal.follow(byId("text").value);
+    this.draft.changed();
     this.keyboard.autoShift(startsSentence(this.editor.before(), this.#constants));
     this.#report ||= setTimeout(() => this.#measured(), REPORT);
   }
@@ -201,10 +217,8 @@ class Page {
     const { keys, chars } = this.editor.count;
     const saved = Math.max(0, chars - keys);
     const share = chars > 0 ? Math.round((100 * saved) / chars) : 0;
-    byId("meter-saved").textContent = `${share} % keys saved`;
     this.panel.fact("Keystrokes saved", `${saved.toLocaleString()} of ${Math.max(0, chars).toLocaleString()} (${share} %)`);
     const [last, middle] = [milliseconds(this.#meter.last), milliseconds(this.#meter.median())];
-    byId("meter-latency").textContent = `${last} (p50 ${middle})`;
     this.panel.fact("Latency", `${last}, median ${middle}`);
     this.panel.fact("To the screen", `median ${milliseconds(this.#meter.paintedMedian)}`);
   }
@@ -212,7 +226,7 @@ class Page {
   // ---------------------------------------------------------------- settings
 
   #engineSettings() {
-    const { theme, ...settings } = this.#settings;
+    const { theme, keep, numbers, capitals, ...settings } = this.#settings;
     return settings;
   }
 
@@ -222,7 +236,8 @@ class Page {
     this.#settings = { ...this.#settings, [name]: value };
     if (stored) this.#store.saveSettings(this.#settings);
     if (name === "incognito" || name === "learn") this.#seal.close(byId("text").value);
-    if (name === "layout") this.keyboard.setLayout(value);
+    if (name === "layout" || name === "numbers") this.keyboard.setLayout(this.#settings.layout, this.#settings.numbers);
+    if (name === "keep" && !value) this.draft.forget();
     this.#sayPlace();
     this.#apply();
     this.editor.refresh();
@@ -233,11 +248,11 @@ class Page {
   }
 
   #apply() {
-    const { theme, incognito, source } = this.#settings;
+    const { theme, incognito, keep } = this.#settings;
+    this.draft.want(keep && !incognito);
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
     byId("incognito-sign").hidden = !incognito;
-    byId("meter-source").textContent = SOURCE_NAMES[source];
   }
 
   // ---------------------------------------------------------------- what was learnt
@@ -289,6 +304,8 @@ class Page {
   }
 
   #forgetStored() {
+    this.draft.forget();
+    this.pictures.forget();
     this.#store.forgetPersonal();
     this.#personal = JSON.stringify(NOTHING);
     this.panel.showPersonal(NOTHING);
@@ -298,6 +315,7 @@ class Page {
   /** Another tab forgot or learnt something: what is stored counts here too. */
   #storedElsewhere(json) {
     const [action, value] = json ? ["importJSON", json] : ["forgetAll"];
+    if (!json) this.draft.forget();
     if (this.#ready) this.#send(action, value);
     else this.#later = { action, value };
   }
@@ -308,13 +326,12 @@ class Page {
     document.addEventListener("keydown", (event) => {
       const place = event.altKey && !event.ctrlKey && !event.metaKey ? ["Digit1", "Digit2", "Digit3"].indexOf(event.code) : -1;
       if (place >= 0 && this.strip.pick(place, event.timeStamp)) event.preventDefault();
-      if (event.key === "Escape" && byId("panel").classList.contains("open")) this.#openPanel(false);
     });
     window.addEventListener("storage", ({ key, newValue }) => {
       if (key === PERSONAL_KEY || key === null) this.#storedElsewhere(newValue);
     });
-    byId("open-panel").addEventListener("click", () => this.#openPanel(true));
-    byId("close-panel").addEventListener("click", () => this.#openPanel(false));
+    new Dialog(byId("panel"), document.querySelector("main"), byId("open-panel"), byId("close-panel"), WIDE);
+    handOver({ copy: byId("copy"), share: byId("share"), area: byId("text"), say: (text) => this.strip.say(text) });
     this.strip.show(EMPTY);
     const page = this;
     Object.defineProperty(window, "keyfedStats", {
@@ -322,11 +339,6 @@ class Page {
     });
   }
 
-  #openPanel(open) {
-    byId("panel").classList.toggle("open", open);
-    byId("open-panel").setAttribute("aria-expanded", String(open));
-    (open ? byId("close-panel") : byId("open-panel")).focus();
-  }
 }
 
 /** Whether a character ends a word: neither a letter, a mark, a digit nor a joint that words may have inside. */
@@ -335,8 +347,8 @@ function separator({ closing_joints: joints }) {
 }
 
 try {
-  const [layouts, constants] = await Promise.all([table("layouts"), table("constants")]);
-  new Page(layouts, constants).start();
+  const tables = await Promise.all(["layouts", "constants", "pictures"].map(table));
+  new Page(...tables).start();
 } catch (error) {
   keepOffline(() => {});
   byId("model-line").textContent = "no keyboard";

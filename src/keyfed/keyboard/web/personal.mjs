@@ -261,6 +261,11 @@ export class Personal {
     this.version++;
   }
 
+  /** Refuse what `importJSON` would refuse; nothing is changed. */
+  checkJSON(text) {
+    checked(text, this.constants);
+  }
+
   /**
    * Add what `exportJSON` wrote to what is here, or refuse it whole. Of two counts the larger one holds, so that a file
    * can be added twice.

@@ -24,7 +24,7 @@ export class SettingsPanel {
   #personal = { words: {}, dictionary: [], blocked: [] };
   #learnAfter;
   #lists = {};
-  #note;
+  #notes = new Map(); // card → where it says what happened
 
   /** @param {HTMLElement} body  @param {{layouts: string[], learnAfter: number, on: Panel}} given */
   constructor(body, { layouts, learnAfter, on }) {
@@ -81,7 +81,10 @@ export class SettingsPanel {
     return card("Typing",
       this.#toggle("autocorrect", "Autocorrect", "A blank corrects the word before it; backspace takes that back."),
       this.#toggle("emoji", "Emoji", "Offered on the right, never in the middle."),
+      this.#toggle("fullstop", "Two blanks for a full stop", "The second one right after the first; backspace takes that back."),
+      this.#toggle("capitals", "Capitals on a physical keyboard", "The first letter of a sentence, as on the screen."),
       this.#toggle("filter", "Leave offensive words out", "They can always be typed."),
+      this.#toggle("numbers", "Row of digits", "Above the letters."),
       this.#choice("layout", "Layout", layouts.map((name) => [name, LAYOUT_NAMES[name] ?? name])),
       this.#choice("theme", "Colours", [["auto", "As the system"], ["light", "Light"], ["dark", "Dark"]]));
   }
@@ -89,7 +92,7 @@ export class SettingsPanel {
   #privacy() {
     const forget = button("Forget everything", () => {
       if (forget.dataset.sure === "yes") {
-        this.#act("forgetAll", undefined, "Everything learnt is forgotten.");
+        this.#act("learnt", "forgetAll", undefined, "Everything learnt is forgotten, and the text is not kept.");
         ask(false);
       } else ask(true);
     }, "action danger");
@@ -101,6 +104,7 @@ export class SettingsPanel {
     forget.addEventListener("blur", () => ask(false));
     return card("Privacy",
       this.#toggle("learn", "Learn from my typing", `A word counts once you used it ${this.#learnAfter} times. It stays on this device.`),
+      this.#toggle("keep", "Keep the text over a reload", "In this browser, never while incognito."),
       this.#toggle("incognito", "Incognito", "Nothing is learnt or stored, nothing learnt is offered."),
       make("div", { className: "row" }, forget));
   }
@@ -109,9 +113,9 @@ export class SettingsPanel {
     const search = make("input", { type: "search", placeholder: "Find a word", "aria-label": "Find a learnt word", autocomplete: "off", spellcheck: false });
     const list = make("ul", { className: "words", id: "learnt" });
     const summary = make("p", { className: "explain" });
-    this.#note = make("p", { className: "note", role: "status", id: "learnt-note" });
+    const question = make("div", { className: "question", role: "group", "aria-label": "Import", hidden: true });
     const file = make("input", { type: "file", accept: ".json,application/json", hidden: true, id: "import-file" });
-    file.addEventListener("change", () => this.#import(file));
+    file.addEventListener("change", () => this.#import(file, question));
     const redraw = () => {
       const all = Object.entries(this.#personal.words ?? {}).sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
       const known = all.filter(([, uses]) => uses >= this.#learnAfter).length;
@@ -121,7 +125,7 @@ export class SettingsPanel {
       const wanted = search.value.trim().toLowerCase();
       const shown = all.filter(([word]) => word.toLowerCase().includes(wanted)).slice(0, MOST_SHOWN);
       list.replaceChildren(...shown.map(([word, uses]) => {
-        const item = this.#entry(word, `Forget ${word}`, () => this.#act("forget", word, `“${word}” is forgotten.`));
+        const item = this.#entry(word, `Forget ${word}`, () => this.#act("learnt", "forget", word, `“${word}” is forgotten.`));
         item.firstChild.append(make("span", { className: "uses" }, `× ${uses}`));
         item.classList.toggle("early", uses < this.#learnAfter);
         return item;
@@ -131,7 +135,7 @@ export class SettingsPanel {
     this.#lists.words = redraw;
     redraw();
     return card("What was learnt here", summary, make("div", { className: "row" }, search), list, make("div", { className: "row" },
-      button("Export to a file", () => this.#export()), button("Import from a file", () => file.click()), file), this.#note);
+      button("Export to a file", () => this.#export()), button("Import from a file", () => file.click()), file), question, this.#note("learnt"));
   }
 
   /** A list of words with a field to add one. */
@@ -143,15 +147,15 @@ export class SettingsPanel {
       event.preventDefault();
       const word = input.value.trim();
       input.value = "";
-      if (word) this.#act(add, word, "");
+      if (word) this.#act(name, add, word, "");
     });
     const redraw = () => {
       const words = [...(this.#personal[name] ?? [])].sort();
       list.replaceChildren(...words.slice(0, MOST_SHOWN).map((word) =>
-        this.#entry(word, `Take ${word} off this list`, () => this.#act(remove, word, ""))));
+        this.#entry(word, `Take ${word} off this list`, () => this.#act(name, remove, word, ""))));
     };
     this.#lists[name] = redraw;
-    return card(title, make("p", { className: "explain" }, explanation), list, form);
+    return card(title, make("p", { className: "explain" }, explanation), list, form, this.#note(name));
   }
 
   #entry(word, label, clicked) {
@@ -174,13 +178,22 @@ export class SettingsPanel {
     return group;
   }
 
-  async #act(action, value, done) {
-    this.#say(await this.#on.act(action, value), done);
+  #note(name) {
+    const note = make("p", { className: "note", role: "status", id: `${name}-note` });
+    this.#notes.set(name, note);
+    return note;
   }
 
-  #say(failure, done) {
-    this.#note.textContent = failure || done;
-    this.#note.classList.toggle("error", Boolean(failure));
+  /** Do something and say in the card it belongs to how it went. */
+  async #act(card, action, value, done) {
+    this.#say(card, await this.#on.act(action, value), done);
+  }
+
+  #say(card, failure, done) {
+    for (const [name, note] of this.#notes) {
+      note.textContent = name === card ? failure || done : "";
+      note.classList.toggle("error", name === card && Boolean(failure));
+    }
   }
 
   #export() {
@@ -189,11 +202,27 @@ export class SettingsPanel {
     setTimeout(() => URL.revokeObjectURL(address), 1000);
   }
 
-  async #import(file) {
+  async #import(file, question) {
     const [chosen] = file.files;
     if (!chosen) return;
-    if (chosen.size > LARGEST_FILE) return this.#say(`${chosen.name} is too large to be what this page exported`, "");
-    await this.#act("importJSON", await chosen.text(), `${chosen.name} was imported.`);
+    const text = chosen.size > LARGEST_FILE ? null : await chosen.text();
     file.value = ""; // so that the same file can be chosen again
+    if (text === null) return this.#say("learnt", `${chosen.name} is too large to be what this page exported`, "");
+    const failure = await this.#on.act("checkJSON", text);
+    if (failure) return this.#say("learnt", failure, "");
+    const { words, dictionary, blocked } = this.#personal;
+    if (!Object.keys(words).length && !dictionary.length && !blocked.length) {
+      return this.#act("learnt", "importJSON", text, `${chosen.name} was imported.`);
+    }
+    const answered = (action, done) => () => {
+      question.hidden = true;
+      if (action) this.#act("learnt", action, text, done);
+    };
+    const add = button("Add to what is here", answered("mergeJSON", `${chosen.name} was added.`));
+    question.replaceChildren(make("p", {}, `What shall ${chosen.name} do?`), make("div", { className: "row" }, add,
+      button("Replace what is here", answered("importJSON", `${chosen.name} took the place of what was learnt.`), "action danger"),
+      button("Cancel", answered())));
+    question.hidden = false;
+    add.focus();
   }
 }

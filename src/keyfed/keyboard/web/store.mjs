@@ -1,6 +1,6 @@
 /**
  * What the page keeps between visits: the settings and what was learnt (counts of words and pairs, the user's
- * dictionary, the never-suggest list). Never text. Where the browser lets pages keep nothing (blocked cookies, a
+ * dictionary, the never-suggest list), the text in the field and the emoji used last. Where the browser lets pages keep nothing (blocked cookies, a
  * sandbox, a full disk) everything still works from memory, and `place` says so. What cannot be read is never written over.
  */
 
@@ -8,12 +8,13 @@ import { SETTINGS } from "./engine.mjs";
 
 const SETTINGS_KEY = "keyfed.settings";
 export const PERSONAL_KEY = "keyfed.personal";
+const DRAFT_KEY = "keyfed.text", EMOJI_KEY = "keyfed.emoji";
 const ASIDE_KEY = "keyfed.unread"; // and a time: what was learnt, but could not be read any more
 const THEMES = ["auto", "light", "dark"];
 const SOURCES = ["ngram", "network", "federated", "personal"];
 
 /** The engine's settings and the page's own. */
-export const DEFAULTS = Object.freeze({ ...SETTINGS, theme: "auto" });
+export const DEFAULTS = Object.freeze({ ...SETTINGS, theme: "auto", keep: true, numbers: false, capitals: false });
 
 /** Settings of any origin, made whole: unknown names and values of the wrong kind fall back to the defaults. */
 export function checkedSettings(given, layouts) {
@@ -57,17 +58,34 @@ export class Store {
   }
 
   settings(layouts) {
-    let given = null;
-    try {
-      given = JSON.parse(this.#read(SETTINGS_KEY));
-    } catch {
-      // Damaged by hand or by another version: the defaults hold.
-    }
-    return checkedSettings(given, layouts);
+    return checkedSettings(this.#parsed(SETTINGS_KEY), layouts);
   }
 
   saveSettings(settings) {
     this.#write(SETTINGS_KEY, JSON.stringify(settings));
+  }
+
+  /** The text of the last visit: {text, cursor}, or null. */
+  draft() {
+    return this.#parsed(DRAFT_KEY);
+  }
+
+  saveDraft(draft) {
+    this.#write(DRAFT_KEY, JSON.stringify(draft));
+  }
+
+  forgetDraft() {
+    if (this.#read(DRAFT_KEY) !== null) this.#remove(DRAFT_KEY);
+  }
+
+  /** The emoji used last. @returns {string[]} */
+  emoji() {
+    const found = this.#parsed(EMOJI_KEY);
+    return Array.isArray(found) ? found.filter((one) => typeof one === "string").slice(0, 24) : [];
+  }
+
+  saveEmoji(used) {
+    this.#write(EMOJI_KEY, JSON.stringify(used));
   }
 
   /** What was learnt, as the engine exported it, or null. */
@@ -88,9 +106,9 @@ export class Store {
     if (!this.#locked) this.#remove(PERSONAL_KEY);
   }
 
-  /** Remove what was learnt, also what was set aside. */
+  /** Remove what was learnt, also what was set aside, the text and the emoji used last. */
   forgetPersonal() {
-    const isOurs = (key) => key === PERSONAL_KEY || key.startsWith(`${ASIDE_KEY}.`);
+    const isOurs = (key) => [PERSONAL_KEY, DRAFT_KEY, EMOJI_KEY].includes(key) || key.startsWith(`${ASIDE_KEY}.`);
     for (const key of this.#keys().filter(isOurs)) this.#remove(key);
     this.#locked = false;
   }
@@ -99,13 +117,22 @@ export class Store {
     try {
       return Object.keys(this.#storage ?? {});
     } catch {
-      return [PERSONAL_KEY];
+      return [PERSONAL_KEY, DRAFT_KEY, EMOJI_KEY];
     }
   }
 
   #read(key) {
     try {
       return this.#storage?.getItem(key) ?? null;
+    } catch {
+      return null;
+    }
+  }
+
+  /** What is stored there, or null: nothing, or damaged by hand or by another version. */
+  #parsed(key) {
+    try {
+      return JSON.parse(this.#read(key));
     } catch {
       return null;
     }

@@ -46,7 +46,7 @@ export class SuggestionStrip {
       if (label.nodeValue !== text) label.nodeValue = text;
       const kind = slot?.kind ?? "none";
       if (button.dataset.kind !== kind) button.dataset.kind = kind;
-      button.classList.toggle("will-correct", slot !== null && kind === "correction" && correction !== null);
+      button.classList.toggle("will-correct", kind === "correction" && text === correction);
       const spoken = slot ? spokenFor(slot) : `No ${PLACES[i]} suggestion`;
       if (button.ariaLabel !== spoken) button.ariaLabel = spoken;
       button.disabled = slot === null && this.#pressed?.place !== i; // a disabled button gets no click

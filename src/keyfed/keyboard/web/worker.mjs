@@ -114,7 +114,7 @@ async function swipe({ id, request }) {
 
 // ---------------------------------------------------------------- what was learnt
 
-const CHANGES = new Set(["forget", "forgetAll", "block", "unblock", "add", "importJSON"]);
+const CHANGES = new Set(["forget", "forgetAll", "block", "unblock", "add", "checkJSON", "importJSON", "mergeJSON"]);
 
 function change({ id, action, value }) {
   try {
