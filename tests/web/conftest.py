@@ -128,11 +128,16 @@ def site(exported) -> Iterator[Site]:
     running.stop()
 
 
+def browser_path() -> str | None:
+    """Where Chromium is, if it is."""
+    return os.environ.get("KEYFED_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """One Chromium for all tests of a file."""
     playwright = pytest.importorskip("playwright.sync_api")
-    path = os.environ.get("KEYFED_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = browser_path()
     if path is None:
         pytest.skip(f"no browser found (looked for {', '.join(BROWSERS)})")
     with playwright.sync_playwright() as running:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import http.server
 import json
 import shutil
@@ -12,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from keyfed.keyboard import lan, serve
 from keyfed.keyboard import site as sites
 from keyfed.keyboard.serve import WEB
 
-from .conftest import INSECURE_HOST, LOADED, Visit
+from .conftest import INSECURE_HOST, LOADED, Visit, browser_path
 from .test_page_safety import ON_INPUT, requests_while_typing
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -235,3 +238,43 @@ def test_over_plain_http_it_says_why_and_types(browser, host):
     expect(one.page.locator("#text")).to_have_value("thank you")
     assert one.problems == []
     one.close()
+
+
+def key_sum(certificate: Path) -> str:
+    """What Chromium takes as a name of a trusted certificate: the sum of its public key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = x509.load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    data = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def test_in_a_network_a_browser_that_trusts_the_certificate_keeps_it(browser, exported, tmp_path, monkeypatch):
+    """Before that it types and suggests, and says why it is not kept."""
+    for package in ("starlette", "uvicorn", "cryptography", "segno"):
+        pytest.importorskip(package)
+    monkeypatch.setenv(lan.HOME, str(tmp_path / "home"))
+    certificate = lan.kept_certificate("127.0.0.1")
+    trust = f"--ignore-certificate-errors-spki-list={key_sum(certificate / 'server.crt')}"
+    trusting = browser.browser_type.launch(executable_path=browser_path(), args=["--no-sandbox", trust])
+    with serve.listen(0, "127.0.0.1") as listening:
+        port = listening.getsockname()[1]
+        running = lan.LanServer(exported, tmp_path / "site", "127.0.0.1", port, certificate)
+        server = running.make()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        wary = Visit(browser, running, ignore_https_errors=True).open()  # somebody went on past the warning
+        said = "Works offlineno: this browser does not trust the certificate"
+        expect(wary.page.locator("#panel")).to_contain_text(said, timeout=LOADED)
+        wary.close()
+        one = Visit(trusting, running).open()
+        kept(one)
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+    one.reload()
+    one.type("thank yuo very ")
+    expect(one.slot("middle")).to_have_text("much")
+    assert one.problems == []
+    trusting.close()

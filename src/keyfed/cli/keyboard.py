@@ -114,6 +114,13 @@ def keyboard(
     ] = None,
     port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes any that is free.", min=0, max=65535)] = 8017,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+    lan: Annotated[
+        bool, typer.Option("--lan", help="Serve the page over HTTPS to phones in the same network, and show how.")
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(help="With --lan: this machine's IPv4 address to serve on, where it has several."),
+    ] = None,
 ) -> None:
     """Type on a run's model in a browser. What is typed stays in the page: the server has no way to receive it.
 
@@ -123,16 +130,28 @@ def keyboard(
       keyfed keyboard runs/first
 
       keyfed keyboard base
+
+    With --lan a phone in the same network can open it, over HTTPS on one address of this machine. The certificate is
+    its own and is kept in ~/.keyfed/keyboard (KEYFED_KEYBOARD_HOME). Prints the address, a QR code, and how a phone
+    comes to trust the certificate; until then the page works, but cannot be installed or used offline. Everybody in the
+    network can open it.
+
+      keyfed keyboard base --lan
     """
     from keyfed.keyboard.graph import need
 
-    need("starlette", "uvicorn", "onnx", "onnxruntime")
+    need("starlette", "uvicorn", "onnx", "onnxruntime", *(("cryptography", "segno") if lan else ()))
     from keyfed.keyboard import serve
     from keyfed.keyboard.export import export_run
+    from keyfed.keyboard.lan import LanServer, chosen_address, kept_certificate
     from keyfed.run.base import is_base
 
+    if address is not None and not lan:
+        raise ConfigError("--address is for --lan; without it the page is served on 127.0.0.1 alone")
     serve.page_files(serve.WEB)  # what is missing is said before anything long
-    with serve.listen(port) as listening, TemporaryDirectory(prefix="keyfed-keyboard-") as temporary:
+    host = chosen_address(address) if lan else serve.HOST
+    with serve.listen(port, host) as listening, TemporaryDirectory(prefix="keyfed-keyboard-") as temporary:
+        certificate = kept_certificate(host) if lan else None
         chosen = run or _run_or_base()
         if is_base(chosen):
             folder, name = export_run(chosen, Path(temporary) / "base").out, "the base model"
@@ -140,6 +159,11 @@ def keyboard(
             folder = _exported(chosen)
             name = str(folder)
         taken = listening.getsockname()[1]
+        if certificate is not None:
+            server = LanServer(folder, Path(temporary) / "site", host, taken, certificate)
+            typer.echo(server.text(name, sys.stdout.encoding or "ascii"))
+            server.make().run(sockets=[listening])
+            return
         address = f"http://{serve.HOST}:{taken}/"
         app = serve.make_app(folder, taken)
         typer.echo(f"{address}  types on {name}; Ctrl-C ends it")

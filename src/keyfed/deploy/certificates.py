@@ -56,7 +56,36 @@ def make_certificates(
     authority = _read_authority(folder) if all(there) else _make_authority(now)
     if not all(there):
         _write(authority, folder / CA_KEY, folder / CA_CERT)
-    _write(_make_server(authority, hosts, now, days), folder / SERVER_KEY, folder / SERVER_CERT)
+    names = [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])]
+    _write(_make_server(authority, names, now, days), folder / SERVER_KEY, folder / SERVER_CERT)
+
+
+def make_for_one_address(folder: Path, address: str, *, now: datetime.datetime | None = None) -> None:
+    """Make ca.crt, server.key and server.crt for one address, replacing those of before.
+
+    The authority's key is never written: a device that trusts `ca.crt` trusts this one certificate and no other.
+    """
+    now = now or datetime.datetime.now(datetime.UTC)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    authority = _make_authority(now, f"Keyfed keyboard at {address}", SERVER_DAYS)
+    server = _make_server(authority, [_san(address)], now, SERVER_DAYS, "Keyfed keyboard")
+    for name in (CA_CERT, SERVER_CERT, SERVER_KEY):
+        (folder / name).unlink(missing_ok=True)
+    write_new(folder / CA_CERT, _pem(authority[1]))
+    _write(server, folder / SERVER_KEY, folder / SERVER_CERT)
+
+
+def fingerprint(path: Path) -> str:
+    """Return the SHA-256 of a certificate, as phones show it."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as e:
+        raise DeployError(f"{path} cannot be read as a certificate: {e}") from None
+    return found.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def check_certificate(path: Path, now: datetime.datetime | None = None, *, received: bool = False) -> tuple[str, ...]:
@@ -121,18 +150,19 @@ def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
         os.fsync(f.fileno())
 
 
-def _make_authority(now: datetime.datetime) -> Issued:
+def _make_authority(now: datetime.datetime, name: str = "Keyfed federation authority", days: int = CA_DAYS) -> Issued:
     from cryptography import x509
 
     extensions = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage(sign_certificates=True), True)]
-    return _issue("Keyfed federation authority", now, CA_DAYS, extensions)
+    return _issue(name, now, days, extensions)
 
 
-def _make_server(authority: Issued, hosts: Sequence[str], now: datetime.datetime, days: int) -> Issued:
+def _make_server(
+    authority: Issued, names: Sequence[x509.GeneralName], now: datetime.datetime, days: int, name: str = "Keyfed server"
+) -> Issued:
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    names = [_san(host) for host in dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])]
     extensions = [
         (x509.SubjectAlternativeName(names), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
@@ -140,7 +170,7 @@ def _make_server(authority: Issued, hosts: Sequence[str], now: datetime.datetime
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (x509.AuthorityKeyIdentifier.from_issuer_public_key(authority[0].public_key()), False),
     ]
-    return _issue("Keyfed server", now, days, extensions, authority)
+    return _issue(name, now, days, extensions, authority)
 
 
 def _issue(
@@ -199,7 +229,13 @@ def _write(issued: Issued, key: Path, certificate: Path) -> None:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     write_private(key, issued[0].private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    write_new(certificate, issued[1].public_bytes(Encoding.PEM))
+    write_new(certificate, _pem(issued[1]))
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate.public_bytes(Encoding.PEM)
 
 
 def _read_authority(folder: Path) -> Issued:
