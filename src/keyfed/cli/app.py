@@ -22,6 +22,7 @@ from typer.models import ArgumentInfo
 
 from keyfed import __version__
 from keyfed.cli.data import data_app, vocab
+from keyfed.cli.doctor import doctor
 from keyfed.cli.experiment import compare, study, tune
 from keyfed.cli.federation import client, enroll, server, up
 from keyfed.cli.keyboard import export, keyboard, suggest
@@ -122,6 +123,7 @@ app.command()(server)
 app.command()(enroll)
 app.command()(client)
 app.command()(suggest)
+app.command()(doctor)
 
 
 @app.command()
