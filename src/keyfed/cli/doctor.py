@@ -28,7 +28,7 @@ State = Literal["ok", "missing", "fails"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Symptom:
     """What was found of one thing.
 
     Attributes:
@@ -42,7 +42,7 @@ class Finding:
     remedy: str = ""
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[Symptom]:
     """Look at the machine, one thing after another; nothing is changed and nothing leaves it."""
     yield _cores()
     yield _memory()
@@ -57,12 +57,12 @@ def examine() -> Iterator[Finding]:
         gone = missing_of(extra)
         state: State = "missing" if gone else "ok"
         remedy = f"pip install 'keyfed[{extra}]' ({purpose})" if gone else ""
-        yield Finding(f"extra {extra}", state, f"without {', '.join(gone)}" if gone else "installed", remedy)
+        yield Symptom(f"extra {extra}", state, f"without {', '.join(gone)}" if gone else "installed", remedy)
 
 
-def _cores() -> Finding:
+def _cores() -> Symptom:
     cores = usable_cores()
-    return Finding("cores", "ok", f"{cores} usable", "" if cores > 1 else "training takes one core; more are faster")
+    return Symptom("cores", "ok", f"{cores} usable", "" if cores > 1 else "training takes one core; more are faster")
 
 
 def memory_of(text: str) -> int | None:
@@ -79,15 +79,15 @@ def memory_of(text: str) -> int | None:
     return None
 
 
-def _memory() -> Finding:
+def _memory() -> Symptom:
     free = None
     with suppress(OSError):
         free = memory_of(Path("/proc/meminfo").read_text("ascii"))
     if free is None:
-        return Finding("memory", "ok", "the system does not say how much is free")
+        return Symptom("memory", "ok", "the system does not say how much is free")
     short = free < LEAST_MEMORY
     remedy = "end other programs, or set train.workers=1 and a smaller data.max_tokens" if short else ""
-    return Finding("memory", "fails" if short else "ok", f"{free / 2**30:.1f} GiB free", remedy)
+    return Symptom("memory", "fails" if short else "ok", f"{free / 2**30:.1f} GiB free", remedy)
 
 
 def _places() -> list[Path]:
@@ -95,48 +95,48 @@ def _places() -> list[Path]:
     return list(dict.fromkeys((Path.cwd(), Path.home())))
 
 
-def _disk(place: Path) -> Finding:
+def _disk(place: Path) -> Symptom:
     what = f"disk of {place}"
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        return Finding(what, "fails", str(error.strerror or error), "work in a folder that exists")
+        return Symptom(what, "fails", str(error.strerror or error), "work in a folder that exists")
     if not os.access(place, os.W_OK):
-        return Finding(what, "fails", "not writable", "work in another folder; KEYFED_CACHE names one for encoded text")
+        return Symptom(what, "fails", "not writable", "work in another folder; KEYFED_CACHE names one for encoded text")
     short = free < LEAST_DISK
-    return Finding(what, "fails" if short else "ok", f"{free / 2**30:.1f} GiB free", "free some space" if short else "")
+    return Symptom(what, "fails" if short else "ok", f"{free / 2**30:.1f} GiB free", "free some space" if short else "")
 
 
-def _gpu() -> Finding:
+def _gpu() -> Symptom:
     try:
         import torch
     except ImportError:
-        return Finding("PyTorch", "fails", "not installed", "pip install torch")
+        return Symptom("PyTorch", "fails", "not installed", "pip install torch")
     if torch.cuda.is_available():
-        return Finding("GPU", "ok", torch.cuda.get_device_name(0))
+        return Symptom("GPU", "ok", torch.cuda.get_device_name(0))
     driver = shutil.which("nvidia-smi")
     remedy = "install a PyTorch that was built for CUDA" if driver else "none is needed: training runs on the CPU"
-    return Finding("GPU", "missing", "a driver, which PyTorch does not use" if driver else "none", remedy)
+    return Symptom("GPU", "missing", "a driver, which PyTorch does not use" if driver else "none", remedy)
 
 
-def _node() -> Finding:
+def _node() -> Symptom:
     from keyfed.keyboard.session import node_program
 
     found = node_program()
     remedy = "install Node.js, or pip install 'keyfed[node]': suggest and evaluate --keyboard correct words with it"
-    return Finding("node", "ok", found) if found else Finding("node", "missing", "not installed", remedy)
+    return Symptom("node", "ok", found) if found else Symptom("node", "missing", "not installed", remedy)
 
 
-def _browser() -> Finding:
+def _browser() -> Symptom:
     try:
         name = getattr(webbrowser.get(), "name", "") or "the system's"
     except webbrowser.Error:
         remedy = "open the address that keyfed keyboard prints in any browser (--no-open)"
-        return Finding("browser", "missing", "none to open", remedy)
-    return Finding("browser", "ok", str(name))
+        return Symptom("browser", "missing", "none to open", remedy)
+    return Symptom("browser", "ok", str(name))
 
 
-def _port(port: int, remedy: str) -> Finding:
+def _port(port: int, remedy: str) -> Symptom:
     with socket.socket() as tried:
         if os.name != "nt":  # there it would take a port that somebody listens on
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -144,17 +144,17 @@ def _port(port: int, remedy: str) -> Finding:
             tried.bind(("127.0.0.1", port))
         except OSError as error:
             taken = "in use" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
-            return Finding(f"port {port}", "missing", taken, remedy)
-    return Finding(f"port {port}", "ok", "free")
+            return Symptom(f"port {port}", "missing", taken, remedy)
+    return Symptom(f"port {port}", "ok", "free")
 
 
-def _clock(now: float) -> Finding:
+def _clock(now: float) -> Symptom:
     if now < RELEASED:
         found = time.strftime("%Y-%m-%d", time.gmtime(now))
-        return Finding(
+        return Symptom(
             "clock", "fails", f"{found} is before this program was made", "set the clock: certificates need it"
         )
-    return Finding("clock", "ok", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))
+    return Symptom("clock", "ok", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now)))
 
 
 def doctor(as_json: JsonOption = False) -> None:
