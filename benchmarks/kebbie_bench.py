@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from keyfed.keyboard import compact
+from keyfed.keyboard.dictionary import lists_of
 from keyfed.keyboard.export import written_forms
 from keyfed.keyboard.keys import layout_of
 from keyfed.keyboard.measure import words_in
@@ -221,6 +222,7 @@ def page(measured: dict[str, Any]) -> str:
             "its figures and these cannot be compared. Its table of frequent typos would be fetched; "
             f"{measured['typos']} words with typos of our own (`benchmarks/kebbie_typos.json`) stand in its place. One "
             "seed; kebbie swipes one word in a hundred, so the swipes are few.",
+            *([measured["note"]] if "note" in measured else []),
             f"    python benchmarks/kebbie_bench.py {measured['run']} --sentences {measured['sentences']} --write\n",
         )
     )
@@ -242,6 +244,7 @@ def main() -> None:
     trained = load_model(options.run) if packaged is None else packaged.trained
     prepared = corpus_of(trained, text=True)
     forms = written_forms((c.train for c in prepared.population.trained), trained.vocab)
+    lists = lists_of(trained.vocab, prepared, packaged)
     chosen = messages(prepared, options.sentences, valid=options.valid)
     python = environment(options.venv)
     rows = {}
@@ -250,7 +253,7 @@ def main() -> None:
             continue
         print(f"typing on {name}", file=sys.stderr)
         settings = {"emoji": False, "learn": False}
-        with Decoder(trained.vocab, source, forms=forms, settings=settings) as keyboard:
+        with Decoder(trained.vocab, source, forms=forms, settings=settings, lists=lists) as keyboard:
             rows[name] = typed(python, Typist(keyboard, chosen, learns))
         for task, figure in dict.fromkeys((task, figure) for _, task, figure in TASKS):
             print(f"  {task:<22} {figure:<14} {rows[name][task]['score'][figure]:.3f}")
@@ -266,7 +269,9 @@ def main() -> None:
         if options.only is not None and DATA.exists():
             before = json.loads(DATA.read_text("utf-8"))
             if {**before, "rows": 0} == {**measured, "rows": 0}:
-                measured["rows"] = {**before["rows"], **measured["rows"]}
+                merged = {**before["rows"], **measured["rows"]}
+                order = [name for name, _, _ in models(trained, packaged)]
+                measured["rows"] = {name: merged[name] for name in sorted(merged, key=order.index)}
         DATA.write_text(json.dumps(measured, indent=1) + "\n", "utf-8")
         PAGE.write_text(page(measured), "utf-8")
 
