@@ -8,6 +8,7 @@
 - `measure`: a simulated person types held-out messages; language models are compared by it.
 - `graph`: one model step as an ONNX graph, compared with the network.
 - `bundle`: the exported folder. `export` writes it, `serve` shows it as a page.
+- `site`: page and export as files for any host over HTTPS. `lan` serves them to a phone in the same network.
 
 The same exists in JavaScript (`web/`); numbers and tables are in `web/data` and read by both.
 """
