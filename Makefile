@@ -42,6 +42,7 @@ keyboard: $(VENV)/keyboard ## type in a browser, on the model of `make run` or o
 
 base: setup ## train the base model that comes along (hours on a CPU, minutes on a GPU) and pack it (docs/starting-smart.md)
 	$(BIN)/keyfed pretrain --config studies/runs/base.toml --out runs/base --resume
+	$(BIN)/keyfed counts runs/base
 	$(BIN)/keyfed export runs/base --base --out src/keyfed/model/base
 
 gboard: setup ## Gboard's comparison on chat: train (two hours on two cores), type, print the table; wants KEYFED_DATA
