@@ -146,7 +146,7 @@ def _em(counts: Floats, steps: int) -> Floats:
     for _ in range(steps):
         first = weight[:, None] * ratio
         weight = (counts * (first / (first + 1 - weight[:, None]))).sum(1) / total
-    return np.where(counts.sum(1) > 0, weight, 0.5)
+    return np.where(counts.sum(1) > 0, np.clip(weight, 0, 1), 0.5)  # rounding may lift it above 1
 
 
 def mixture_of(

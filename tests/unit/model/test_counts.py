@@ -96,3 +96,11 @@ def test_a_mixture_is_read_back_and_damage_is_refused():
             Mixture.from_json(text, "here")
     with pytest.raises(RunError, match="expected"):
         Mixture.from_json(replace(mixture, order=3).to_json(), "here")
+
+
+def test_weights_stay_within_0_and_1_whatever_the_noise():
+    found = np.random.default_rng(1).normal(0, 40, (50, 256))
+    found[:, 160:] = np.abs(found[:, 160:])
+    found[:, :160] = 0
+    weights = fit_weights(found)
+    assert ((weights >= 0) & (weights <= 1)).all()
