@@ -15,8 +15,8 @@ distribution. End-of-line is an ordinary token, so contexts run across lines.
 
 and :math:`p_n(\cdot \mid h) = p_{n-1}(\cdot \mid h')` where :math:`h` was never continued. At the highest
 order :math:`a(g)` is how often :math:`g` occurs; below it is the number of different left neighbours of
-:math:`g`. **The start of a stream counts as one left neighbour**, the same for all streams, so every n-gram
-seen has :math:`a \ge 1` without padding, and one that only opens streams has :math:`a = 1` however many
+:math:`g`. **The start of a stream counts as one left neighbour**, the same for all streams. So every n-gram
+seen has :math:`a \ge 1` without padding. One that only opens streams has :math:`a = 1` however many
 clients start with it. Near the start of a stream the context is simply shorter, and so is the order.
 
 Variants: *interpolated modified* Kneser–Ney, :math:`D_n(1), D_n(2), D_n(3{+})` per order from
