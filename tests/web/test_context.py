@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from keyfed.keyboard.keys import base_letter, fold, layout_of
+from keyfed.keyboard.measure import strokes_between
 from keyfed.text.batches import line_read
 from keyfed.text.vocab import EOS, SPECIALS, UNK, Vocab, words_of
 
@@ -174,9 +175,39 @@ def test_a_mark_takes_the_place_of_an_automatic_blank_only(mark):
     assert put("so ", False, mark) == {"text": f"so {mark}", "automatic": False}
 
 
-@pytest.mark.parametrize("c", list("a1(\"'-\n "))
+@pytest.mark.parametrize("c", list('a1("'))
 def test_other_characters_leave_the_blank(c):
     assert put("so ", True, c) == {"text": f"so {c}", "automatic": False}
+
+
+@pytest.mark.parametrize("c", list("'’-\n"))
+def test_what_joins_words_or_ends_the_line_takes_the_place_of_an_automatic_blank_only(c):
+    assert put("so ", True, c) == {"text": f"so{c}", "automatic": False}
+    assert put("so ", False, c) == {"text": f"so {c}", "automatic": False}
+
+
+def test_a_blank_that_is_typed_is_the_automatic_one():
+    assert put("so ", True, " ") == {"text": "so ", "automatic": False}
+    assert put("so ", False, " ") == {"text": "so  ", "automatic": False}
+
+
+def fewest_strokes(between):
+    """Search the keys that write what stands behind a picked word: characters and backspaces, breadth first."""
+    seen, reached = {("so ", True)}, [("so ", True)]
+    for strokes in range(8):
+        if any(text == f"so{between}" for text, _ in reached):
+            return strokes
+        typed = [({"text": text, "automatic": auto}, c) for text, auto in reached for c in sorted({*between, " "})]
+        found = [(one["text"], one["automatic"]) for one in called_all("casing.put", typed)]
+        found += [(text[:-1], False) for text, _ in reached]
+        reached = [one for one in dict.fromkeys(found) if one not in seen and len(one[0]) <= len(between) + 4]
+        seen.update(reached)
+    return None
+
+
+@pytest.mark.parametrize("between", [" ", ", ", ". ", "/", " (", "-", ": ", "...", " - ", "'", " :)", "", "!) ", ",x"])
+def test_a_measurement_counts_the_fewest_strokes_between_words(between):
+    assert strokes_between(between, True) == fewest_strokes(between)
 
 
 # ------------------------------------------------------------------------------------------------------ any text
@@ -288,8 +319,10 @@ def test_capitals_and_blanks_of_any_text(befores, words):
             assert seen["shown"] == base, ascii(case)
         mark = word[:1]
         if mark <= "\uffff":  # JavaScript took half of it otherwise
-            moved = mark in K.no_blank_before and text.endswith(" ")
-            after = f"{text[:-1]}{mark} " if moved else text + mark
+            blank = text.endswith(" ")
+            moved = blank and mark in K.no_blank_before
+            bare = text[:-1] if moved or (blank and mark in K.no_blank_around + " ") else text
+            after = f"{bare}{mark} " if moved else bare + mark
             assert seen["put"] == {"text": after, "automatic": moved}, ascii(case)
 
 

@@ -279,23 +279,29 @@ def _type_line(
 def strokes_between(between: str, blank: bool, *, last: bool = False) -> int:
     """Return the strokes for what stands between two words.
 
+    A mark that closes moves an automatic blank behind itself, what joins words takes its place; where the blank shall
+    stay before one of these, it is typed again. Before anything else that is no blank it is taken back.
+
     Args:
       blank: whether an automatic blank stands there already.
       last: whether no word follows; a blank too many at the end of a message is left.
 
     Example:
-      >>> [strokes_between(text, True) for text in (" ", ", ", "...", "/", "  ")]
-      [0, 1, 4, 2, 1]
+      >>> [strokes_between(text, True) for text in (" ", ", ", "...", "/", "-", " - ")]
+      [0, 1, 4, 2, 1, 3]
     """
-    closing = table("constants")["no_blank_before"]
-    strokes = 0
-    while blank and between and between[0] in closing:
-        strokes, between = strokes + 1, between[1:]
     if not blank:
-        return strokes + len(between)
+        return len(between)
+    closing, around = (table("constants")[f"no_blank_{where}"] for where in ("before", "around"))
+    strokes = 0
+    while between and between[0] in closing:
+        strokes, between = strokes + 1, between[1:]
     if between.startswith(" "):
-        return strokes + len(between) - 1
-    return strokes + len(between) + (0 if last and not between else 1)
+        stays = len(between) == 1 or between[1] not in closing + around
+        return strokes + len(between) - stays
+    if not between:
+        return strokes + (not last)
+    return strokes + len(between) + (between[0] not in around)
 
 
 def _type_word(

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keyfed.keyboard import measure
-from keyfed.keyboard.keys import layout_of, table
-from keyfed.keyboard.measure import Counts, KeystrokeClock, strokes_between, type_lines, words_in
-from keyfed.keyboard.session import Decoder, TypedLine, node_program
+from keyfed.keyboard.keys import layout_of
+from keyfed.keyboard.measure import Counts, KeystrokeClock, type_lines, words_in
+from keyfed.keyboard.session import Decoder, node_program
 from keyfed.text.vocab import EOS, SPECIALS, Vocab
 
 WORDS = ("the", "cat", "sat", "mat", "on", "under", "a", "don't", "house", "mouse", "river", "letter", "seven", "quick")
@@ -122,27 +122,6 @@ def test_corrections_are_looked_for_in_words_that_would_have_been_picked_too():
     counts = typed(stubborn, [line])
     assert counts.picks == 2
     assert counts.wrong_known == 1  # "cat" typed to its end would become "mat"
-
-
-@needs_node
-def test_an_automatic_blank_is_moved_used_or_taken_back_as_the_editor_does():
-    board = Decoder(VOCAB, blind)
-    for between in (" ", ", ", ". ", "/", " (", "-", ": "):
-        board.forget_all()
-        editor = TypedLine(board)
-        for c in "quic":
-            editor.type(c)
-        editor.pick(next(s for s in editor.strip().slots if s is not None and s.text.lower() == "quick"))
-        written, rest = 0, between
-        while editor.text.lower() != "quick" + between and written < 9:
-            if editor.text.lower() == "quick " and rest and rest[0] not in table("constants")["no_blank_before"] + " ":
-                editor.backspace()
-            elif editor.text.lower().removeprefix("quick") == rest[: len(editor.text) - 5]:
-                editor.type(rest[len(editor.text) - 5])
-            else:
-                editor.type(rest[0])
-            written += 1
-        assert written == strokes_between(between, True), between
 
 
 QWERTY = layout_of("qwerty")

@@ -2,8 +2,6 @@
 
 import { isSpace } from "./context.mjs";
 
-/** What takes the place of an automatic blank and gets none behind it: it joins words, or ends the line. */
-export const NO_BLANK_AROUND = "'’-\n";
 
 /**
  * Whether the next word starts a sentence: at the beginning, on a new line, or after an end mark and blanks.
@@ -84,7 +82,7 @@ export function put(written, c, k) {
   if (automatic && text.endsWith(" ")) {
     if (c === " ") return { text, automatic: false };
     if (k.no_blank_before.includes(c)) return { text: `${text.slice(0, -1)}${c} `, automatic: true };
-    if (NO_BLANK_AROUND.includes(c)) return { text: text.slice(0, -1) + c, automatic: false };
+    if (k.no_blank_around.includes(c)) return { text: text.slice(0, -1) + c, automatic: false };
   }
   return { text: text + c, automatic: false };
 }

@@ -13,7 +13,7 @@ import { Seal } from "./seal.mjs";
 import { SettingsPanel } from "./settings.mjs";
 import { PERSONAL_KEY, Store } from "./store.mjs";
 import { SuggestionStrip } from "./strip.mjs";
-import { NO_BLANK_AROUND, startsSentence } from "./casing.mjs";
+import { startsSentence } from "./casing.mjs";
 
 const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures
@@ -68,7 +68,7 @@ class Page {
       changed: () => this.#changed(),
       separates: separator(constants),
       inside: (char) => char !== "" && INSIDE_ADDRESS.includes(char),
-      joins: (char) => NO_BLANK_AROUND.includes(char),
+      joins: (char) => constants.no_blank_around.includes(char),
       capital: (before) => this.#settings.capitals && startsSentence(before, constants),
       shift: () => this.keyboard.shift,
       typed: () => this.keyboard.useShift(),
