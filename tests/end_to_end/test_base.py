@@ -319,7 +319,7 @@ LINE = st.lists(WORD, min_size=1, max_size=9).map(tuple)
 def base_of(lines: list[tuple[str, ...]], every: int) -> Base:
     """A base of which only its own lines are known."""
     kept = base_module.kept_hashes(base_module.line_hashes(lines), every)
-    return Base(None, "", {"lines": {"every": every}}, {}, kept)  # type: ignore[arg-type]
+    return Base(None, "", {"lines": {"every": every}}, {}, (), kept)  # type: ignore[arg-type]
 
 
 @settings(max_examples=60, deadline=None)

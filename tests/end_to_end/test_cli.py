@@ -116,7 +116,7 @@ def one_line(stderr: str) -> str:
         (("train", "--set", "cohort=3"), "did you mean train.cohort?"),
         (("train", "--set", "train.cohrot=3"), "did you mean cohort?"),
         (("train", "--set", "trian.cohort=3"), "did you mean train?"),
-        (("train", "--set", "lr=abc"), "expected float"),
+        (("train", "--set", "lr=abc"), "expected a finite number"),
         (("train", "--set", "lr"), "section.key=value"),
         (("train", "--set", "lr=-1"), "expected > 0"),
         (("train", "--model", "gruu"), "did you mean gru"),

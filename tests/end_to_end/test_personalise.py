@@ -97,7 +97,7 @@ def test_settings_are_checked(train_quietly, keyfed):
     for given, hint in (
         ("epoch=2", "did you mean epochs?"),
         ("epochs", "expected key=value"),
-        ("epochs=x", "expected int"),
+        ("epochs=x", "expected a whole number"),
         ("epochs=0", "expected > 0"),
         ("lr=-1", "expected > 0"),
         ("optimiser=adamm", "expected one of sgd, adam"),

@@ -335,7 +335,7 @@ def test_python_knows_every_name_of_the_page(monkeypatch):
     def compare(methods, settings, **named):
         assert [entry.label for entry in resolve(methods, settings).entries] == ["fedadam", "fedadam+vectors"]
         called.append(("compare", list(named["seeds"])))
-        return {"fine_tuning": []}
+        return {"fine_tuning": [], "out": "runs/compared"}
 
     monkeypatch.setattr(comparing, "compare", compare)
     exec(compile(code, "starting-smart.md", "exec"), {"__name__": "__main__"})

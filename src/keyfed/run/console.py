@@ -173,11 +173,20 @@ def followed(listener: object = None, *, quiet: bool = False) -> Iterator[Listen
     if all(callable(getattr(listener, name, None)) for name in ("say", "start", "round")):
         yield cast(Listener, listener)
         return
-    if quiet:
+    narrator = None if quiet else _narrator()
+    if narrator is None:
         yield Silent() if listener is None else Observer(listener, Silent())
         return
-    with Narrator() as narrator:
+    with narrator:
         yield narrator if listener is None else Observer(listener, narrator)
+
+
+def _narrator() -> Narrator | None:
+    """Return what shows progress; None where only what training needs is installed."""
+    try:
+        return Narrator()
+    except ImportError:
+        return None
 
 
 def _privacy_of(account: Mapping[str, Any]) -> str:

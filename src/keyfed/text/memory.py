@@ -67,8 +67,8 @@ def corpus_of(data: object, author_column: str | None = None, text_column: str |
       DataError: it is of another shape, or holds no text.
 
     Example:
-      >>> corpus_of(["good morning", "", "see you"]).authors
-      (Author(name='in memory', lines=('good morning', 'see you'), topic=None),)
+      >>> [(a.name, a.lines) for a in corpus_of(["good morning", "", "see you"]).authors]
+      [('in memory', ('good morning', 'see you'))]
     """
     if isinstance(data, Corpus):
         return data

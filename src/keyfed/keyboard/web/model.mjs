@@ -50,7 +50,9 @@ export async function loadExport(base, told = () => {}) {
   if (manifest?.format !== FORMAT) {
     throw new LoadError(`this page reads exports of format ${FORMAT}, this one has ${manifest?.format}; export the run again`);
   }
-  const optional = ["ngram.safetensors", "dictionary.safetensors"].filter((name) => manifest.files?.[name]);
+  // N-grams of an older version say nothing of how they were counted: they are not read.
+  const counted = manifest.counts ? ["ngram.safetensors"] : [];
+  const optional = [...counted, "dictionary.safetensors"].filter((name) => manifest.files?.[name]);
   const wanted = ["weights.safetensors", "vocab.json", ...optional];
   const files = {};
   await Promise.all(wanted.map(async (name) => {
