@@ -63,11 +63,20 @@ const operations = {
     };
     const store = new Store(values);
     const streams = Object.fromEntries(Object.entries(text).map(([part, ids]) => [part, Int32Array.from(ids)]));
-    const make = async (page) => new Learner(page, streams, { limits: { ...LIMITS, ...limits } });
+    const make = async (about) => new Learner(about, streams, { limits: { ...LIMITS, ...limits } });
     pages.set(name, { kept, session: new Session(name, store, make, { floor, ready: () => busy }) });
     return hex((await store.identity()).public);
   },
   handle: async ({ name, kind, body }) => hex(await pages.get(name).session.handle(kind, read(body))),
+  // Two messages at the same time: what is said of each.
+  both: async ({ name, kind, bodies }) => Promise.all(bodies.map(async (body) => {
+    try {
+      return hex(await pages.get(name).session.handle(kind, read(body)));
+    } catch (error) {
+      if (error instanceof bytes.Rejected) return error.message;
+      throw error;
+    }
+  })),
   kept: ({ name }) => [...pages.get(name).kept.keys()].sort(),
   async answer({ identity, client, kind, answer }) {
     return hex(await keys.signedAnswer(await keys.Identity.fromBytes(read(identity)), client, kind, read(answer)));

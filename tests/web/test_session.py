@@ -183,10 +183,11 @@ HELLOS = {  # what a hostile server may say, and why a page refuses
     "another method for pages": (put("page", "spec", "options", "epochs", to=1), "not that of the run"),
     "another method for all": (put("method", to="0" * 64), "not that of the run"),
     "nothing for pages": (drop("page"), "no place for pages"),
-    "a floor of one": (put("page", "floor", to=1), '"floor" is 1'),
-    "a giant model": (put("page", "model", "vocab", to=10**6), "parameters; this page takes at most"),
-    "a model of many layers": (put("page", "model", "layers", to=9), "9 layers; this page takes at most"),
-    "a window without end": (put("page", "batches", "window", to=10**7), "this page has no room"),
+    "another model": (put("page", "model", "layers", to=2), "began with another configuration"),
+    "another window for pages": (put("page", "batches", "window", to=7), "began with another configuration"),
+    "another dropout for pages": (put("page", "model", "dropout", to=0.5), "began with another configuration"),
+    "fewer tokens for pages": (put("page", "batches", "max_tokens", to=1), "began with another configuration"),
+    "no seed": (drop("config"), "began with another configuration"),
     "a roster that is none": (put("roster", to=["x"]), "not a list of marks"),
     "a vocabulary changed under way": (put("vocab", to="{}"), "began with another configuration"),
 }
@@ -268,4 +269,67 @@ def test_a_page_that_is_loaded_again_goes_on_with_what_it_kept(browser, tmp_path
     assert not [line for line in said if "left out" in line]
     assert result["abandoned"] == 0
     kept = browser("kept", name="client-2.txt")
-    assert [key.partition(" ")[0] for key in kept] == ["identity", "keys", "pins", "roster", "run", "serial"]
+    assert [key.partition(" ")[0] for key in kept] == ["identity", "keys", "pins", "roster", "run", "runs", "serial"]
+
+
+FIRST = {  # the first hello of a run, to a page that knows nothing of it
+    "a giant model": (put("page", "model", "vocab", to=10**6), "parameters; this page takes at most"),
+    "a model of many layers": (put("page", "model", "layers", to=9), "9 layers; this page takes at most"),
+    "another window for pages": (put("page", "batches", "window", to=7), "told data.window=7, and the run has 8"),
+    "fewer tokens for pages": (put("page", "batches", "max_tokens", to=1), "told data.max_tokens=1"),
+    "another dropout for pages": (put("page", "model", "dropout", to=0.5), "told model.dropout=0.5"),
+    "a floor of one": (put("config", "secure", "floor", to=1), '"floor" is 1'),
+    "a text without an end": (put("config", "data", "window", to=None), None),
+}
+
+
+def test_what_pages_are_told_must_be_what_the_run_says_and_messages_wait_for_each_other(browser, tmp_path):
+    found, said = {}, []
+
+    def fault(client, post, handler):
+        if isinstance(handler, Page) and post.kind == "hello" and not found:
+            for n, (what, (change, _)) in enumerate(FIRST.items()):
+                name = {"name": f"fresh {n}"}
+                browser("open", **name, text=texts[client], floor=3)
+                body = changed(post.body, change).hex()
+                found[what] = browser.ask("handle", **name, kind="hello", body=body)
+            body = post.body.hex()
+            browser("open", name="twice", text=texts[client], floor=3)
+            twice = browser("both", name="twice", kind="hello", bodies=[body, body])
+            serials = [unpack(bytes.fromhex(one))[0]["keys"]["serial"] for one in twice]
+            assert len(set(serials)) == 2
+            browser("open", name="many", text=texts[client], floor=3)
+            for n in range(25):
+                browser("handle", name="many", kind="hello", body=changed(post.body, put("run", to=f"run {n}")).hex())
+            for n, (what, begun) in enumerate({"run 0": False, "run 24": True}.items()):
+                answer = browser.ask(
+                    "handle", name="many", kind="hello", body=changed(post.body, put("run", to=what)).hex()
+                )
+                assert ("value" in answer) == begun, (n, answer)
+        if isinstance(handler, Page) and post.kind == "train" and "bound" not in found:
+            found["bound"] = True
+            both = browser("both", name=client, kind="train", bodies=[post.body.hex(), post.body.hex()])
+            said.extend(answer for answer in both if ":" in answer)
+            return bytes.fromhex(both[0])
+        return deliver(client, post, handler)
+
+    texts = {}
+    _, result, _, _ = run(browser, tmp_path, "fedavg", ["client-3.txt"], fault=fault, texts=texts)
+    for what, (_, says) in FIRST.items():
+        if says is not None:
+            assert says in str(found[what].get("rejected")), (what, found[what])
+    assert len(said) == 1, "the second of two trainings finds its keys used"
+    assert "used or gone" in said[0]
+    assert result["rounds"] == 2
+
+
+def test_an_upload_beyond_the_runs_bound_is_not_sent(browser, tmp_path):
+    texts = {}
+
+    def fault(client, post, handler):
+        if isinstance(handler, Page) and post.kind == "hello":
+            post = Post("hello", changed(post.body, put("config", "upload", "bound", to=1e-6)))
+        return deliver(client, post, handler)
+
+    _, _, transport, _ = run(browser, tmp_path, "fedavg", ["client-3.txt"], rounds=1, fault=fault, texts=texts)
+    assert {reason for reason, _ in transport.handlers["client-3.txt"].refused} == {"exploding upload"}

@@ -6,12 +6,13 @@
 import { BOS, EOS, UNK } from "../context.mjs";
 import { GATES, Network, shapesOf } from "../network.mjs";
 import { Rejected } from "../secure/bytes.mjs";
-import { distances } from "../secure/distance.mjs";
+import { distances, frobenius } from "../secure/distance.mjs";
 import { ruleOf } from "../secure/vector.mjs";
 import { trainLocally } from "../training/descent.mjs";
 import { isObject } from "./messages.mjs";
 
 const LARGEST_CHANGE = 1e15; // of an upload's number, as in `keyfed.engine.simulate`
+const LEAST_TOKENS = 64, PIECE = 64; // of held-out text: read at least, and read between two looks at the clock
 const MOST_LAYERS = 8, MOST_STEP_NUMBERS = 2 ** 26;
 
 /** What a page's owner gives a run at most. */
@@ -53,6 +54,20 @@ const WEIGHTS = {
   fedatt: ({ temperature, bound, norm }) => ({ mediator: { name: "distance", temperature, bound }, norm }),
 };
 
+/** Refuse what pages are told if it differs from the configuration that all clients were told. */
+function checkAlike({ model, batches }, { data = {}, model: told = {} }) {
+  const pairs = [
+    ["data.window", data.window, batches.window], ["data.max_tokens", data.max_tokens, batches.max_tokens],
+    ["data.batches", data.batches, batches.kind], ["model.dropout", told.dropout, model.dropout],
+  ];
+  for (const [name, said, own] of pairs) {
+    const isFree = said === null && name !== "data.max_tokens"; // decided by the data, or by the model's name
+    if (!isFree && said !== own) throw new Rejected("other method", `pages are told ${name}=${own}, and the run has ${said}`);
+  }
+}
+
+const STOPPED = () => new Rejected("not now", "the page's owner stopped the training");
+
 /** Refuse a model, or an amount of work, that is none of ours or more than the page's owner gives; return its shapes. */
 function checkSize(model, { window }, { rows, epochs }, limits) {
   const sides = ["vocab", "embed", "hidden", "layers"].map((side) => model[side]);
@@ -72,19 +87,22 @@ function checkSize(model, { window }, { rows, epochs }, limits) {
 /** A client's text, ready for a run. */
 export class Learner {
   /**
-   * @param {{spec: object, model: object, batches: {kind: string, window: number, max_tokens: number | null}}} page
-   *   what the server says of the run
+   * @param {{page: {spec: object, model: object, batches: {kind: string, window: number, max_tokens: number | null}},
+   *   config: object}} about  what the server says of the run; the masks of its sums are bound to the configuration
    * @param {{train: Int32Array, valid: Int32Array, test: Int32Array}} text  tokens, an EOS behind every line
    * @param {{limits?: typeof LIMITS, now?: () => number, pause?: () => Promise<unknown>}} [how]
    *   pause: awaited between steps; false stops the training
    */
-  constructor(page, text, { limits = LIMITS, now = () => performance.now(), pause = async () => true } = {}) {
+  constructor({ page, config }, text, { limits = LIMITS, now = () => performance.now(), pause = async () => true } = {}) {
     if (![page.model, page.batches].every(isObject)) throw new Rejected("other method", "a run that does not say what a page is to do");
     const plan = planOf(page.spec), { kind, window, max_tokens: maxTokens } = page.batches;
+    checkAlike(page, config);
     if (!["stream", "packed"].includes(kind)) throw new Rejected("other method", `a page does not cut text as ${String(kind).slice(0, 20)}`);
     this.shapes = checkSize(page.model, page.batches, plan, limits);
     this.rule = ruleOf(plan.mediator);
     this.model = page.model;
+    this.bound = config.upload?.bound ?? null;
+    this.most = { valid: config.train?.valid_tokens ?? null, test: config.train?.test_tokens ?? null };
     this.local = { ...plan, kind, window, dropout: page.model.dropout, maxTokens: Math.min(maxTokens ?? Infinity, limits.tokens) };
     [this.text, this.limits, this.now, this.pause] = [text, limits, now, pause];
     if (text.train.length <= window) throw new Rejected("no text", `too little text to learn from: a window has ${window} tokens`);
@@ -97,29 +115,41 @@ export class Learner {
   async solve(theta, { seed, round, client, halvings }) {
     const { model, local, limits } = this;
     const lr = local.lr * local.decay ** round * (local.schedule ? progress(local.schedule, round) : 1) * 0.5 ** halvings;
-    const until = this.now() + 60_000 * limits.minutes;
-    const found = await trainLocally(model, theta, this.text.train, { ...local, lr }, { seed, round, client }, () => {
-      if (this.now() > until) throw new Rejected("over limit", `the round took longer than this page's ${limits.minutes} minutes`);
-      return this.pause();
-    });
-    if (!found) throw new Rejected("not now", "the page's owner stopped the training");
+    const found = await trainLocally(model, theta, this.text.train, { ...local, lr }, { seed, round, client }, this.#look(limits));
+    if (!found) throw STOPPED();
     const upload = Object.fromEntries(Object.keys(theta).map((name) => [name, found.weights[name].map((w, i) => w - theta[name][i])]));
     if (!(found.tokens > 0)) throw new Rejected("no text", "what this page trained is not sent");
     const largest = Object.values(upload).reduce((most, change) => change.reduce((m, x) => (Math.abs(x) <= m ? m : Math.abs(x)), most), 0);
     if (!Number.isFinite(found.loss)) throw new Rejected("non-finite report", "what this page trained is not sent");
     if (!(largest <= LARGEST_CHANGE)) throw new Rejected(Number.isFinite(largest) ? "exploding upload" : "non-finite upload", "what this page trained is not sent");
     const distance = local.norm ? distances(upload, this.shapes, local.norm) : {};
+    const norm = Math.hypot(...Object.values(upload).map(frobenius));
+    if (this.bound !== null && Math.max(norm, ...Object.values(distance)) > this.bound) {
+      throw new Rejected("exploding upload", "what this page trained is not sent");
+    }
     return { upload, tokens: found.tokens, worked: found.worked, loss: found.loss, distance };
   }
 
+  /** What is called between pieces of work: lets the page's keys in, and stops after the owner's minutes. */
+  #look({ minutes }) {
+    const until = this.now() + 60_000 * minutes;
+    return () => {
+      if (this.now() > until) throw new Rejected("over limit", `the round took longer than this page's ${minutes} minutes`);
+      return this.pause();
+    };
+  }
+
   /** Counts over text that was held back, as `keyfed.model.output.Score`. @param {"valid" | "test"} part */
-  evaluate(theta, part) {
-    const { model, local } = this, stream = this.text[part], isLines = local.kind === "packed";
+  async evaluate(theta, part) {
+    const { model, local } = this, isLines = local.kind === "packed", look = this.#look(this.limits);
+    const most = this.most[part] === null ? Infinity : Math.max(LEAST_TOKENS, this.most[part]);
+    const stream = this.text[part].subarray(0, most);
     const score = { tokens: 0, nats: 0, top1: 0, top3: 0, words: 0, words_top1: 0, words_top3: 0, unknown: 0 };
     const tensors = new Map(Object.entries(theta).map(([name, data]) => [name, { shape: this.shapes[name], data }]));
     const network = new Network({ model, reading: isLines ? "lines" : "stream" }, tensors);
     let states = network.zero(), last = isLines ? BOS : stream[0];
-    for (const token of isLines ? stream : stream.subarray(1)) {
+    for (const [n, token] of (isLines ? stream : stream.subarray(1)).entries()) {
+      if (n % PIECE === 0 && (await look()) === false) throw STOPPED();
       const { logp, states: after } = network.step([last], states);
       const own = logp[token];
       let rank = 0;

@@ -27,11 +27,12 @@ export class Session {
   #learner = null; // {run, learner, plan} of the run in progress
   #work = null;
   #solved = null;
+  #last = Promise.resolve(); // the message before
 
   /**
    * @param {string} name  that it was enrolled under
    * @param {import("./store.mjs").Store} store
-   * @param {(page: object, vocab: string) => Promise<import("./learner.mjs").Learner>} make  text ready for a run
+   * @param {(about: {page: object, vocab: string, config: object}) => Promise<import("./learner.mjs").Learner>} make  text ready for a run
    * @param {{floor?: number, ready?: () => string | null, trusted?: string}} [how]  ready: why not now; null: it is
    */
   constructor(name, store, make, { floor = USUAL_FLOOR, ready = () => null, trusted = "" } = {}) {
@@ -40,13 +41,19 @@ export class Session {
   }
 
   /**
-   * Answer a message.
+   * Answer a message. They are answered one after the other: two that overlap could take the same keys.
    * @param {string} kind
    * @param {Uint8Array} body
    * @returns {Promise<Uint8Array>}
    * @throws {Rejected}  it must not be answered; the reason is typed
    */
-  async handle(kind, body) {
+  handle(kind, body) {
+    const answer = this.#last.then(() => this.#answer(kind, body));
+    this.#last = answer.catch(() => undefined);
+    return answer;
+  }
+
+  async #answer(kind, body) {
     const { exact, head, tensors } = unpack(body, mostHead(kind));
     if (kind === "who") return pack({ name: this.#name });
     if (kind === "hello") return this.#hello(exact, head);
@@ -71,7 +78,8 @@ export class Session {
       throw new Rejected("other method", "the method that pages are told is not that of the run");
     }
     await this.#store.meet(head.roster, this.trusted);
-    await this.#store.begin(run, exact, { page: head.page, spec: written(exact.page.spec), vocab: head.vocab, seed: wholeNumber(head.config?.train ?? {}, "seed") });
+    const { page, vocab, config } = head;
+    await this.#store.begin(run, exact, { page, pages: written(exact.page), spec: written(exact.page.spec), vocab, config });
     this.#learner = null;
     await this.#learnerOf(run);
     const floor = await this.#hidesAmong(run), identity = await this.#store.identity();
@@ -80,14 +88,14 @@ export class Session {
   }
 
   async #hidesAmong(run) {
-    const { page } = (await this.#store.begun(run)).about;
-    return Math.max(this.#floor, wholeNumber(page, "floor", 2, MOST_MEMBERS));
+    const { config } = (await this.#store.begun(run)).about;
+    return Math.max(this.#floor, wholeNumber(config.secure ?? {}, "floor", 2, MOST_MEMBERS));
   }
 
   async #learnerOf(run) {
     if (this.#learner?.run !== run) {
       const { about } = await this.#store.begun(run);
-      this.#learner = { run, learner: await this.#make(about.page, about.vocab), spec: parse(about.spec) };
+      this.#learner = { run, learner: await this.#make(about), spec: parse(about.spec) };
     }
     return this.#learner;
   }
@@ -107,10 +115,10 @@ export class Session {
     const { learner, spec } = await this.#learnerOf(run);
     const theta = modelOf(tensors, learner.shapes);
     const work = await this.#accept(run, learner, spec, exact, head, theta);
-    if (work.part !== null) work.score = learner.evaluate(theta, work.part);
-    if (work.purpose !== "evaluation") work.done = await this.#solve(work, begun.about.seed);
+    if (work.part !== null) work.score = await learner.evaluate(theta, work.part);
+    if (work.purpose !== "evaluation") work.done = await this.#solve(work, wholeNumber(begun.about.config.train ?? {}, "seed"));
     work.member = await this.#join(work, head, begun.digest);
-    const identity = await this.#store.identity(), parcels = {};
+    const identity = await this.#store.identity(), parcels = Object.create(null);
     for (const [to, sealed] of await work.member.shares()) {
       parcels[to] = hex(joined([sealed, await identity.sign(packageText(work.member.terms.digest, this.#name, to, sealed))]));
     }

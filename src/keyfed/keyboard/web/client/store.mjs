@@ -9,7 +9,7 @@ import { written } from "../secure/json.mjs";
 import { Identity, makeKeys, OneTime } from "../secure/keys.mjs";
 import { aboutDigest } from "./messages.mjs";
 
-const MOST_UNUSED = 8, MOST_PINS = 20_000, MOST_ROSTER = 30_000;
+const MOST_UNUSED = 8, MOST_PINS = 20_000, MOST_ROSTER = 30_000, MOST_RUNS = 20, MOST_ENDED = 1_000;
 
 /** @typedef {{get: (key: string) => Promise<any>, set: (key: string, value: any) => Promise<void>,
  *   delete: (key: string) => Promise<void>, keys: () => Promise<string[]>}} Values */
@@ -20,6 +20,10 @@ export const markOf = async (name, identity) => hex(await sha256(utf8(written(["
 /** The hash by which people compare the roster that each of them was shown. */
 export const rosterHash = async (marks) => hex(await sha256(utf8([...new Set(marks)].sort().join("")))).slice(0, 32);
 
+/**
+ * One session at a time works on a store: reading and writing a key are two steps. A page that may be open in several
+ * tabs holds a lock over them (`navigator.locks`).
+ */
 export class Store {
   #values;
 
@@ -57,14 +61,14 @@ export class Store {
 
   /** Remember others' identities as first seen; refuse one that has changed. @param {Map<string, Uint8Array>} identities */
   async pin(identities) {
-    const known = (await this.#values.get("pins")) ?? {}, after = { ...known };
+    const known = (await this.#values.get("pins")) ?? new Map(), after = new Map(known);
     for (const [name, key] of identities) {
-      if (Object.hasOwn(known, name) && known[name] !== hex(key)) {
+      if ((known.get(name) ?? hex(key)) !== hex(key)) {
         throw new Rejected("identity changed", `the identity of "${name.slice(0, 64)}" is not the one seen before`);
       }
-      after[name] = hex(key);
+      after.set(name, hex(key));
     }
-    if (Object.keys(after).length > MOST_PINS) throw new Rejected("over limit", `this page remembers ${MOST_PINS} identities of others, and takes no more`);
+    if (after.size > MOST_PINS) throw new Rejected("over limit", `this page remembers ${MOST_PINS} identities of others, and takes no more`);
     await this.#values.set("pins", after);
   }
 
@@ -91,7 +95,7 @@ export class Store {
 
   /** Marks of all clients that this one has seen. */
   async known() {
-    const pins = Object.entries((await this.#values.get("pins")) ?? {});
+    const pins = [...((await this.#values.get("pins")) ?? [])];
     const marks = await Promise.all(pins.map(([name, key]) => markOf(name, fromHex(key, 32))));
     return new Set([...marks, ...((await this.roster())?.known ?? [])]);
   }
@@ -126,8 +130,22 @@ export class Store {
   async begin(run, exact, about) {
     const key = await this.#run(run), kept = await this.#values.get(key), digest = await aboutDigest(exact);
     if (kept?.over) throw new Rejected("stale", "that run is over");
-    if (kept && kept.digest !== digest) throw new Rejected("other method", "that run began with another configuration or vocabulary");
+    if (kept && (kept.digest !== digest || kept.about.pages !== about.pages)) {
+      throw new Rejected("other method", "that run began with another configuration or vocabulary");
+    }
+    if (!kept) await this.#makeRoom(key);
     await this.#values.set(key, { seen: { attempt: 0, round: -1, model: "" }, summed: [], ...kept, about, digest });
+  }
+
+  /** End the open runs, and let go the ended ones, that are too many for another; the oldest first. */
+  async #makeRoom(key) {
+    const runs = ((await this.#values.get("runs")) ?? []).filter((other) => other !== key);
+    const kept = await Promise.all(runs.map((other) => this.#values.get(other)));
+    const open = runs.filter((_, n) => kept[n] && !kept[n].over);
+    for (const other of open.slice(0, Math.max(0, open.length + 1 - MOST_RUNS))) await this.#values.set(other, { over: true });
+    const gone = runs.slice(0, Math.max(0, runs.length + 1 - MOST_RUNS - MOST_ENDED));
+    for (const other of gone) await this.#values.delete(other);
+    await this.#values.set("runs", [...runs.slice(gone.length), key]);
   }
 
   /** What the server said when a run began: {about, digest}. */
