@@ -15,7 +15,7 @@ from keyfed.model.ngram import KneserNey, Tokens, fit_kneser_ney
 from keyfed.reports.finished import corpus_of
 from keyfed.run.folder import load_model
 
-TERMS = CountTerms(k=1, cap=1_000, most=1_000_000, clients=4, vocab_sha256="ab" * 32)
+TERMS = CountTerms(k=3, cap=1_000, most=1_000_000, clients=4, vocab_sha256="ab" * 32)
 
 
 def as_counts(fitted: KneserNey, terms: CountTerms = TERMS, uses: int = 9) -> CountModel:

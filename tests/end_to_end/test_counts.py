@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import keyfed as library
+from keyfed.errors import DataError
 from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
 from keyfed.model.tables import texts_of
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
-from keyfed.run.counts.command import read_counts, score_counts
+from keyfed.run.counts.command import Counting, read_counts, read_for_weights, refuse_counts, score_counts
 from keyfed.run.counts.mixing import laid_out
 from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, total
 from keyfed.run.folder import read_result
@@ -86,6 +88,15 @@ def test_buckets_are_the_same_for_one_stream_and_for_many(counted):
     assert laid.places[laid.text.predicted].tolist() == alone.tolist()
 
 
+def test_the_weights_are_fitted_on_as_many_clients_as_a_sum_needs():
+    """About 60,000 tokens are of some clients only; where they are too few, all are read."""
+    valid = {f"client{n}": np.zeros(500, np.int32) for n in range(2_000)}
+    few = len(read_for_weights(valid, 3))
+    assert 3 < few < 2_000
+    assert len(read_for_weights(valid, few)) == few
+    assert len(read_for_weights(valid, few + 1)) == 2_000
+
+
 def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):
     out = counted
     for arguments, said in (
@@ -106,6 +117,17 @@ def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):
     code, _, stderr = keyfed("evaluate", broken)
     assert code == 2
     assert "counts.safetensors is damaged" in stderr
+
+
+def test_fewer_clients_than_a_sum_needs_are_refused(counted):
+    trained, prepared = with_data(counted, None)
+    refuse_counts(trained, prepared, Counting(among=4))
+    few = replace(prepared, valid=dict(list(prepared.valid.items())[:2]))
+    with pytest.raises(DataError, match=r"2 clients of .* have validation text, .* a client among 3 or more"):
+        refuse_counts(trained, few, Counting(among=4))
+    strict = replace(trained, config=replace(trained.config, secure=replace(trained.config.secure, floor=7)))
+    with pytest.raises(DataError, match="has 6 clients, and a sum hides a client among 7"):
+        refuse_counts(strict, prepared, Counting())
 
 
 def test_masked_and_in_the_clear_write_the_same_file(counted, keyfed):
@@ -148,3 +170,8 @@ def test_with_a_budget_every_sum_is_booked_and_noised_once(counted, keyfed, tmp_
     code, _, stderr = keyfed("counts", out, *budget)
     assert code == 2
     assert "has 6 releases already" in stderr
+    written = (out / "counts.safetensors").read_bytes()
+    code, _, stderr = keyfed("counts", out, *COUNT)
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert "counts.privacy has 6 releases: counts without noise in their place would void their epsilon" in stderr
+    assert (out / "counts.safetensors").read_bytes() == written

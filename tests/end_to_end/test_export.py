@@ -74,7 +74,7 @@ def test_export_checks_real_text_and_ships_forms_and_ngrams(train_quietly, keyfe
     count_run(run)
     assert keyboard._exported(run) == run / "keyboard"  # again, for there are counts now
     done = {**bundle.check_bundle(run / "keyboard"), "out": done["out"]}
-    assert (done["counts"]["k"], done["counts"]["epsilon"], done["counts"]["mixture"]["order"]) == (1, None, 3)
+    assert (done["counts"]["k"], done["counts"]["epsilon"], done["counts"]["mixture"]["order"]) == (3, None, 3)
     assert done["parity"]["text"] == "held-out text of corpus"
     assert done["parity"]["most"] <= 1e-4
     assert done["parity"]["top3_agreement"] == 1

@@ -22,6 +22,7 @@ seen: p ← γ(h) p everywhere, then p[words] ← prob on its rows; stop at the 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -35,6 +36,8 @@ from keyfed.model.ngram import Ints, KneserNey, levels_from_arrays, levels_to_ar
 
 FORMAT = 1
 FILE = "counts.safetensors"
+LEAST_K = 3  # with two, a client that writes an n-gram learns whether another one did
+VERDICTS = ("GUARANTEE", "BOUND ONLY", "SIMULATED")  # of counts with noise; NONE is of those without
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,6 @@ def counts_to_bytes(found: CountModel) -> bytes:
     for n, (clients, counts) in enumerate(zip(found.clients, found.counts, strict=True), 1):
         arrays[f"n{n}.clients"], arrays[f"n{n}.counts"] = clients.astype(np.int32), counts.astype(np.int32)
     head = {"format": FORMAT, "order": found.model.order, "vocab": found.model.vocab_size}
-    head = {"format": FORMAT, "order": found.model.order, "vocab": found.model.vocab_size}
     about = json.dumps({**head, **asdict(found.about)}, sort_keys=True)
     return bytes(save(arrays, {"about": about}))  # one entry: several would be written in any order
 
@@ -151,6 +153,28 @@ def terms_of(text: str) -> CountTerms:
     """Read `CountTerms` from its JSON; an error where it is none."""
     found = json.loads(text)
     about = CountTerms(**{f.name: found[f.name] for f in fields(CountTerms)})
-    if not all(isinstance(getattr(about, name), int) for name in ("k", "cap", "most", "clients")):
-        raise ValueError("its numbers of clients are none")
+    for name, least in (("k", LEAST_K), ("cap", 1), ("most", 1), ("clients", LEAST_K)):
+        number = getattr(about, name)
+        if type(number) is not int or number < least:
+            raise ValueError(f"{name} is {number!r}, expected {least} or more")
+    if about.clients < about.k:
+        raise ValueError(f"it is of {about.clients} clients, and k is {about.k}")
+    if not isinstance(about.vocab_sha256, str):
+        raise ValueError("vocab_sha256 is no text")
+    _check_claim(about)
     return about
+
+
+def _check_claim(about: CountTerms) -> None:
+    """Raise ValueError unless ε, δ and verdict are those of counts with noise, or all of counts without."""
+    epsilon, delta = about.epsilon, about.delta
+    if epsilon is None and delta is None:
+        if about.verdict != "NONE":
+            raise ValueError(f"its verdict is {about.verdict!r} without epsilon, expected 'NONE'")
+        return
+    if epsilon is None or type(epsilon) not in (int, float) or not 0 < epsilon < math.inf:
+        raise ValueError(f"epsilon is {epsilon!r}, expected a number above 0")
+    if delta is None or type(delta) not in (int, float) or not 0 < delta < 1:
+        raise ValueError(f"delta is {delta!r}, expected a number between 0 and 1")
+    if about.verdict not in VERDICTS:
+        raise ValueError(f"its verdict is {about.verdict!r}, expected one of {', '.join(VERDICTS)}")

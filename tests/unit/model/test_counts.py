@@ -1,13 +1,14 @@
 """Files of counts and mixtures: what is written is read back, and what was damaged is refused."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from keyfed.errors import RunError
-from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes
+from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes, terms_of
 from keyfed.model.mixture import Mixture, buckets, fit_weights, histogram, mixture_of, places_of
 from keyfed.model.ngram import fit_kneser_ney
 
@@ -58,6 +59,40 @@ def test_a_damaged_file_is_one_line(at):
 def test_a_file_of_another_vocabulary_is_refused():
     with pytest.raises(RunError, match="the vocabulary has 5"):
         counts_from_bytes(counts_to_bytes(model()), 5, "counts")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"k": 2}, "k is 2, expected 3 or more"),
+        ({"k": True}, "k is True"),
+        ({"clients": 2}, "clients is 2"),
+        ({"k": 3, "clients": 3.0}, "clients is 3.0"),
+        ({"k": 13}, "it is of 12 clients, and k is 13"),
+        ({"cap": 0}, "cap is 0"),
+        ({"most": -1}, "most is -1"),
+        ({"vocab_sha256": 5}, "vocab_sha256"),
+        ({"verdict": "GUARANTEE"}, "'GUARANTEE' without epsilon"),
+        ({"epsilon": 2.0, "verdict": "SIMULATED"}, "delta is None"),
+        ({"delta": 1e-6}, "epsilon is None"),
+        ({"epsilon": 0.0, "delta": 1e-6, "verdict": "SIMULATED"}, "epsilon is 0.0"),
+        ({"epsilon": float("inf"), "delta": 1e-6, "verdict": "SIMULATED"}, "epsilon is inf"),
+        ({"epsilon": float("nan"), "delta": 1e-6, "verdict": "SIMULATED"}, "epsilon is nan"),
+        ({"epsilon": "2", "delta": 1e-6, "verdict": "SIMULATED"}, "epsilon is '2'"),
+        ({"epsilon": 2.0, "delta": 1.0, "verdict": "SIMULATED"}, "delta is 1.0"),
+        ({"epsilon": 2.0, "delta": 1e-6}, "its verdict is 'NONE', expected one of"),
+        ({"epsilon": 2.0, "delta": 1e-6, "verdict": "proved"}, "its verdict is 'proved'"),
+    ],
+)
+def test_terms_that_no_count_has_are_refused(changed, said):
+    text = json.dumps({**asdict(ABOUT), **changed})
+    with pytest.raises(ValueError, match=said):
+        terms_of(text)
+
+
+def test_terms_with_noise_are_read_back():
+    noised = replace(ABOUT, epsilon=2.0, delta=1e-6, verdict="SIMULATED")
+    assert terms_of(json.dumps(asdict(noised))) == noised
 
 
 def test_the_place_of_a_context_is_its_longest_match_and_its_count():

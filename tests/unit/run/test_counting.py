@@ -6,11 +6,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keyfed.engine.sums.tallies import Entries, Fields, Sketch, added, read_recount, recount_fields, vectors
-from keyfed.errors import ConfigError, Lied
+from keyfed.errors import ConfigError, Lied, RunError
 from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes, grams_of
 from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.threshold import SecureSettings
@@ -30,7 +30,7 @@ def streams(seed=0, length=40):
 
 
 def gathering(text, settings=None, lost=lambda purpose, name: False, among=6):
-    return Gathering(groups_of(NAMES, text, END, among), settings, lost)
+    return Gathering(groups_of(NAMES, text, END, among, K), settings, lost)
 
 
 def plan(order=3, cap=4, most=10_000, width=400):
@@ -107,10 +107,55 @@ def test_every_message_before_the_opening_is_masked(monkeypatch):
 
 
 def test_a_group_whose_sum_stays_closed_is_left_out_and_named():
-    few = gathering(streams(3), SecureSettings(), lambda purpose, name: purpose == "recount 1" and name in NAMES[:4])
+    def lost(purpose, name):
+        return purpose == "recount 1" and name in NAMES[:2]
+
+    few = gathering(streams(3), SecureSettings(), lost, among=4)
     count_ngrams(few, plan(order=1), V)
     assert len(few.closed) == 1
-    assert few.closed[0].startswith("recount 1, group 0: 2 of 6 clients uploaded")
+    assert few.closed[0].startswith("recount 1, group 0: 2 of 4 clients uploaded")
+    assert few.missing == {"recount 1": 4}
+
+
+@pytest.mark.parametrize("secure", [None, SecureSettings()], ids=["clear", "secure"])
+def test_a_sum_that_lacks_half_of_its_clients_ends_the_count(secure):
+    def lost(purpose, name):
+        return purpose == "sketch 2" and name in NAMES[:6]
+
+    with pytest.raises(RunError, match="the sum sketch 2 lacks 6 of 12 clients"):
+        count_ngrams(gathering(streams(3), secure, lost), plan(order=2), V)
+
+
+def test_recounts_that_lie_end_the_count_where_they_are_half(monkeypatch):
+    def refuse(*_):
+        raise Lied("a recount that honest clients cannot have")
+
+    monkeypatch.setattr(levels, "read_recount", refuse)
+    with pytest.raises(RunError, match=r"the sum recount 1 lacks 6 of 12 clients .*honest clients cannot have"):
+        count_ngrams(gathering(streams(3)), plan(order=1), V)
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 20))
+def test_no_group_is_smaller_than_the_least(clients, among, least):
+    names = [str(n) for n in range(clients)]
+    sizes = [len(g.names) for g in groups_of(names, [np.array([1])] * clients, None, among, least)]
+    assert sum(sizes) == clients
+    assert min(sizes) >= min(least, clients)
+    assert max(sizes) <= max(among, 2 * least - 1)
+    assert max(sizes) - min(sizes) <= 1
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.integers(K, CLIENTS), st.integers(K, CLIENTS))
+@example(5, 4)  # cut equally, a group of two and one of three
+def test_in_the_clear_and_masked_are_the_same_for_every_number_of_clients(clients, among):
+    names, text = NAMES[:clients], streams(4)[:clients]
+    found = []
+    for secure in (None, SecureSettings()):
+        summed = Gathering(groups_of(names, text, END, among, K), secure)
+        found.append((as_found(count_ngrams(summed, plan(order=1), V)[0]), summed.closed, summed.missing))
+    assert found[0] == found[1]
+    assert found[0][1:] == ([], {"recount 1": 0})
 
 
 def everything_shared_is_of_k_clients(text, monkeypatch):

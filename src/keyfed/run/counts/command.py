@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from keyfed.config.schema import PrivacyConfig
-from keyfed.errors import ConfigError, DataError, RunError
+from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
-from keyfed.model.counts import FILE, CountModel, CountTerms, counts_from_bytes, counts_to_bytes
+from keyfed.model.counts import FILE, LEAST_K, CountModel, CountTerms, counts_from_bytes, counts_to_bytes
 from keyfed.model.mixture import CONFIDENCE_EDGES, COUNT_EDGES, Mixture
 from keyfed.model.mixture import FILE as MIXTURE
 from keyfed.model.ngram import Ints
@@ -26,7 +26,7 @@ from keyfed.run.counts.fit import MOST_TOKENS, fit_levels, fit_mixture, opening
 from keyfed.run.counts.gather import AMONG, Gathering, groups_of
 from keyfed.run.counts.levels import DEPTH, DEPTH_NOISED, MOST_ORDER, CountPlan, LevelFound, count_ngrams, sketches_of
 from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both, scores_of
-from keyfed.run.counts.noise import TOKENS_NOISED, CountNoise
+from keyfed.run.counts.noise import FOLDER, TOKENS_NOISED, CountNoise, releases_of
 from keyfed.run.encode import Streams
 from keyfed.run.evaluate import limit_streams, total
 from keyfed.run.folder import Trained
@@ -35,7 +35,6 @@ from keyfed.run.secure import settings_of
 from keyfed.text.vocab import EOS
 
 MIXTURE_TOKENS = 60_000  # validation tokens on which the mixture's weights are fitted
-LEAST_K = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class CountReport:
 
 
 def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
-    """Raise ConfigError or DataError where counting makes no sense, before anything is summed."""
+    """Raise ConfigError, DataError or PrivacyError where counting makes no sense, before anything is summed."""
     clients = len(prepared.store)
     if trained.config.privacy.on and how.privacy is None:
         raise ConfigError(
@@ -95,6 +94,12 @@ def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
         raise ConfigError(
             f"{trained.folder} reads characters ({len(trained.vocab):,} of them), and counts are of words: train a "
             "model of words"
+        )
+    spent = releases_of(trained.folder)
+    if spent and how.privacy is None:
+        raise PrivacyError(
+            f"{trained.folder / FOLDER} has {spent} releases: counts without noise in their place would void their "
+            "epsilon. Count for another run"
         )
     if how.k < LEAST_K:
         raise ConfigError(
@@ -109,18 +114,37 @@ def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
         raise ConfigError(f"--cap is {how.cap}; with --dp an n-gram is counted by clients, --cap 1")
     if how.cap < 1 or how.most < 1:
         raise ConfigError(f"--cap is {how.cap} and --most is {how.most}; expected 1 or more")
-    least = max(how.k, trained.config.secure.floor)
+    least = least_of(trained, how)
     if how.among < least:
         raise ConfigError(f"--among is {how.among}; a sum hides a client among {least} or more")
-    opening(prepared.valid)
+    if clients < least:
+        raise DataError(f"{prepared.corpus.name} has {clients:,} clients, and a sum hides a client among {least}")
+    fitted = len(opening(prepared.valid))
+    if fitted < least and prepared.population.valid is None:
+        raise DataError(
+            f"{fitted:,} clients of {prepared.corpus.name} have validation text, on which smoothing and weights are "
+            f"fitted; a sum hides a client among {least} or more"
+        )
+
+
+def least_of(trained: Trained, how: Counting) -> int:
+    """Return the fewest clients of a sum, secure or in the clear: an n-gram's k, and what the run asks."""
+    return max(how.k, settings_of(trained.config).least_group)
 
 
 def sum_groups(prepared: Prepared, trained: Trained, how: Counting, streams: Streams, published: bool) -> Gathering:
     """Return the sums over clients' streams; a published text is read by the server, in the clear."""
     secure = trained.config.secure.on if how.secure is None else how.secure
     line_end = EOS if trained.reads_lines else None
-    groups = groups_of(list(streams), list(streams.values()), line_end, how.among)
+    least = least_of(trained, how)
+    groups = groups_of(list(streams), list(streams.values()), line_end, how.among, least)
     return Gathering(groups, settings_of(trained.config) if secure and not published else None)
+
+
+def read_for_weights(valid: Streams, least: int) -> Streams:
+    """Return the validation text for the mixture: about `MIXTURE_TOKENS`, but all where that is of too few clients."""
+    some = opening(limit_streams(valid, MIXTURE_TOKENS))
+    return some if len(some) >= least else opening(valid)
 
 
 def count_run(
@@ -130,7 +154,8 @@ def count_run(
 
     Raises:
       ConfigError, DataError: see `refuse_counts`.
-      RunError: too many sums stayed closed.
+      PrivacyError: the budget does not allow it, or counts under noise are there already.
+      RunError: half of the clients of a sum are missing.
     """
     refuse_counts(trained, prepared, how)
     began = time.monotonic()
@@ -167,8 +192,8 @@ def count_run(
     model_read = counts_from_bytes(data, vocab, FILE)  # what is tested is what is in the file
     say("fitting the mixture")
     # Which clients are read must not depend on other clients' text where a budget is kept.
-    read = limit_streams(prepared.valid, MIXTURE_TOKENS) if clear else prepared.valid
-    some = sum_groups(prepared, trained, how, opening(read, each), published)
+    read = read_for_weights(prepared.valid, least_of(trained, how)) if clear else opening(prepared.valid, each)
+    some = sum_groups(prepared, trained, how, read, published)
 
     def cells(text: Texts) -> tuple[Ints, Ints]:
         laid = laid_out(model_read, text, COUNT_EDGES, trained.reads_lines)

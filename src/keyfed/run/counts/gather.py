@@ -4,8 +4,9 @@ Clients form groups of nearly equal size, and every group has a secure sum of it
 In the clear only the words that clients write are added, so a simulation of thousands of clients takes seconds. Masked,
 every client and the server play their role (`engine.sums.masked.MaskedSum`). Both give the same words, bit for bit.
 
-A group below the floor would hide too few clients; so groups are never smaller. A group whose sum stays closed is left
-out of that sum.
+A group below the floor would hide too few clients. So groups are never smaller, in the clear neither, and a few clients
+more than `among` form one group. A group whose sum stays closed is left out of that sum. A count of which a sum lacks
+half of the clients ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 
 from keyfed.engine.sums.codec import Vector
 from keyfed.engine.sums.tallies import Entries, added, vectors
-from keyfed.errors import SecureSumError
+from keyfed.errors import RunError, SecureSumError
 from keyfed.model.ngram import Tokens
 from keyfed.model.tables import Texts, texts_of
 from keyfed.private.secagg.threshold import SecureSettings
@@ -38,14 +39,18 @@ class Group(NamedTuple):
     texts: Texts
 
 
-def groups_of(names: Sequence[str], streams: Sequence[Tokens], line_end: int | None, among: int) -> list[Group]:
-    """Cut clients into groups of nearly equal size, `among` at most.
+def groups_of(
+    names: Sequence[str], streams: Sequence[Tokens], line_end: int | None, among: int, least: int
+) -> list[Group]:
+    """Cut clients into groups of nearly equal size: `among` at most, but never below `least`.
 
     Example:
-      >>> [len(group.names) for group in groups_of("abcdefg", [np.array([1])] * 7, None, 3)]
+      >>> [len(group.names) for group in groups_of("abcdefg", [np.array([1])] * 7, None, 3, 2)]
       [2, 2, 3]
+      >>> [len(group.names) for group in groups_of("abcdefg", [np.array([1])] * 7, None, 3, 3)]
+      [3, 4]
     """
-    count = -(-len(names) // among)
+    count = max(1, min(-(-len(names) // among), len(names) // least))
     bounds = [len(names) * at // count for at in range(count + 1)]
     return [Group(tuple(names[a:b]), texts_of(streams[a:b], line_end)) for a, b in pairwise(bounds)]
 
@@ -66,6 +71,7 @@ class Gathering:
       lost: which clients drop out of which sum.
       words: of the vectors that one client sent, by what was summed.
       closed: groups that were left out, and why.
+      missing: clients that are in no opened sum, by what was summed.
     """
 
     groups: Sequence[Group]
@@ -73,6 +79,7 @@ class Gathering:
     lost: Lost = lambda purpose, name: False
     words: dict[str, int] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
 
     @property
     def members(self) -> int:
@@ -89,14 +96,32 @@ class Gathering:
         Args:
           purpose: what is summed; it names the sum in the report.
           public: what all clients must have received alike, which masks are bound to.
+
+        Raises:
+          RunError: half of the clients are missing.
         """
         self.words[purpose] = words
         context = hashlib.sha256(b"keyfed counts 1" + purpose.encode() + public).digest()
         for number, group in enumerate(self.groups):
             try:
-                yield self._sum(purpose, context, words, group, write(group.texts))
+                opened = self._sum(purpose, context, words, group, write(group.texts))
             except SecureSumError as e:
-                self.closed.append(f"{purpose}, group {number}: {e}")
+                self.leave_out(purpose, len(group.names), f"{purpose}, group {number}: {e}")
+                continue
+            self.leave_out(purpose, len(group.names) - opened.clients)
+            yield opened
+
+    def leave_out(self, purpose: str, clients: int, why: str | None = None) -> None:
+        """Note clients that a sum lacks, and why; RunError where half of the clients are missing."""
+        if why is not None:
+            self.closed.append(why)
+        missing = self.missing[purpose] = self.missing.get(purpose, 0) + clients
+        if 2 * missing >= self.clients:
+            last = f" ({self.closed[-1]})" if self.closed else ""
+            raise RunError(
+                f"the sum {purpose} lacks {missing:,} of {self.clients:,} clients{last}; expected more than half of "
+                "them. Nothing was written: count again"
+            )
 
     def _sum(self, purpose: str, context: bytes, words: int, group: Group, written: Entries) -> Opened:
         stays = np.array([not self.lost(purpose, name) for name in group.names])

@@ -172,7 +172,7 @@ def _recounted(
         try:
             own, often = read_recount(fields, opened.total, opened.clients, plan.cap)
         except Lied as e:
-            gathering.closed.append(f"recount {n}: {e}")
+            gathering.leave_out(f"recount {n}", opened.clients, f"recount {n}: {e}")
             continue
         wrote, counts = wrote + own, counts + often
     least = float(plan.k)

@@ -22,12 +22,20 @@ from numpy.typing import NDArray
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import ConfigError, PrivacyError
 from keyfed.private.dp.accounting import FINE, Release, calibrate, delta_for, epsilon
-from keyfed.private.dp.ledger import Terms, open_ledger
+from keyfed.private.dp.ledger import HEAD, LEDGER, Terms, open_ledger, read_ledger
 from keyfed.private.dp.noise import derived
 
 TOKENS_NOISED = 16  # validation tokens of a client
 CLEAR_OF_NOISE = 3.0  # standard deviations below which a histogram's cell counts as empty
 FOLDER = "counts.privacy"
+
+
+def releases_of(folder: Path) -> int:
+    """Return how many noised sums of a run's clients are booked; PrivacyError where the ledger is damaged."""
+    home = folder / FOLDER
+    if not (home / LEDGER).exists() and not (home / HEAD).exists():
+        return 0
+    return len(read_ledger(home).entries)
 
 
 class CountNoise:
