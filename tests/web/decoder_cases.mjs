@@ -67,7 +67,7 @@ const operations = {
     const keys = layout.layoutOf(tables.layouts, "qwerty");
     const templates = new Templates(words.map((word) => layout.fold(word, k.plain_joints)), keys, { ...k, ...constants });
     const found = swipes.map((points) => templates.score(points, logp).map(({ word, score }) => [word, score]));
-    return { found, keys: words.map((word) => keysOf(word, keys)), swipeable: [...words.keys()].filter((word) => templates.first[word] >= 0) };
+    return { found, keys: words.map((word) => keysOf(word, keys)), swipeable: [...words.keys()].filter((word) => templates.isSwipeable(word)) };
   },
 
   swipeOf: ({ points }) => swipeOf(points),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import random
 from functools import cache
+from itertools import combinations_with_replacement, pairwise
 
 import numpy as np
 import pytest
@@ -90,12 +91,16 @@ def test_a_swipe_of_nothing_means_nothing_and_no_words_no_swipes():
     assert swiped([[[1.0, 1.0], [2.0, 1.0]]], [])[0] == [[]]
 
 
-def test_only_words_that_begin_and_end_near_the_swipes_ends_are_looked_at():
-    ((found,), _) = swiped([[LAYOUT.centre("t"), LAYOUT.centre("e")]])
-    first, last = np.array(LAYOUT.centre("t")), np.array(LAYOUT.centre("e"))
-    for word, keys in zip(WORDS, map(np.array, keys_of(WORDS)), strict=True):
-        near = np.linalg.norm(keys[0] - first) <= K.gesture_start and np.linalg.norm(keys[-1] - last) <= K.gesture_end
-        assert (word in found) == near
+def test_no_key_of_a_word_is_further_from_a_swipe_than_it_reaches():
+    swipes = [[LAYOUT.centre(word[0]), LAYOUT.centre(word[-1])] for word in ("put", "was", "out")]
+    for (first, last), found in zip(swipes, swiped(swipes)[0], strict=True):
+        line = np.linspace(first, last, 200)
+        assert found
+        for word, keys in zip(WORDS, map(np.array, keys_of(WORDS)), strict=True):
+            ends = np.linalg.norm([keys[0] - first, keys[-1] - last], axis=1)
+            between = np.linalg.norm(keys[:, None] - line, axis=2).min(1)
+            if word in found:
+                assert max(*ends, *between) <= K.gesture_reach
 
 
 points = st.tuples(st.floats(0, 10), st.floats(0, 3))
@@ -123,14 +128,61 @@ def test_paths_are_resampled_as_by_hand():
     np.testing.assert_allclose(point, [[1, 2]] * 5)
 
 
+def plain_cost(swipe, keys, k):
+    """Lay the keys on every choice of places, by the equations of gesture.mjs; the least cost."""
+    length = np.linalg.norm(np.diff(swipe, axis=0), axis=1).sum()
+    m = max(2, min(k["gesture_points"], math.ceil(length / k["gesture_step"]) + 1))
+    (x,) = resample([swipe.tolist()], m)
+    misses = ((x[None] - keys[:, None]) ** 2).sum(2)
+    misses[misses > k["gesture_reach"] ** 2] = math.inf
+
+    def bend(a, b):
+        straight = np.linspace(x[a], x[b], b - a + 1)[1:-1]
+        return length / (m - 1) * ((x[a + 1 : b] - straight) ** 2).sum()
+
+    least = math.inf
+    for between in combinations_with_replacement(range(m), len(keys) - 2):
+        places = (0, *between, m - 1)
+        missed = k["gesture_key"] * sum(misses[i, at] for i, at in enumerate(places))
+        least = min(least, missed + k["gesture_bend"] * sum(bend(a, b) for a, b in pairwise(places)))
+    return least
+
+
+def test_a_cost_is_the_least_over_all_places_of_the_keys():
+    rng = np.random.default_rng(3)
+    changed = {"gesture_step": 0.6, "gesture_points": 9, "gesture_reach": 1.1}
+    words = ["the", "there", "then", "tree", "we", "were", "put", "pot", "out", "was"]
+    swipes = [swipe(word, LAYOUT, rng) for word in words]
+    logp = rng.normal(-5, 2, len(words)).tolist()
+    keys, found = keys_of(words), swiped(swipes, words, logp, **changed)[1]["found"]
+    for points, near in zip(swipes, found, strict=True):
+        scores = dict(near)
+        for number, own in enumerate(keys):
+            cost = plain_cost(np.array(points), np.array(own), {**vars(K), **changed})
+            assert scores.get(number, -math.inf) == pytest.approx(logp[number] - cost, abs=1e-9)
+
+
 @some
-@given(paths, st.tuples(st.floats(-5, 5), st.floats(-5, 5)))
-def test_a_shape_does_not_depend_on_where_it_is_drawn(drawn, by):
-    moved = [(np.array(path) + np.array(by)).tolist() for path in drawn]
-    anywhere = {"gesture_location": 0.0, "gesture_start": 1e9, "gesture_end": 1e9}
-    here, there = (swiped(each, WORDS[:20], **anywhere)[1]["found"] for each in (drawn, moved))
+@given(st.lists(st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=8), min_size=30, max_size=40))
+def test_a_swipe_without_noise_finds_its_word_or_one_of_nearly_the_same_path(drawn):
+    words = [word for word in dict.fromkeys([*drawn, *WORDS]) if len({LAYOUT.centre(c) for c in word} - {None}) > 1]
+    keys = keys_of(words)
+    for number, near in enumerate(swiped(keys, words)[1]["found"]):
+        scores = dict(near)
+        best = max(scores, key=scores.__getitem__)
+        mine, other = resample([keys[number], keys[best]], 64)
+        assert best == number or np.linalg.norm(mine - other, axis=1).mean() < 0.2, (words[number], words[best])
+
+
+@some
+@given(st.lists(st.sampled_from(WORDS), min_size=5, max_size=10), st.integers(0, 9))
+def test_a_swipe_backwards_is_the_word_backwards(drawn, seed):
+    rng = np.random.default_rng(seed)
+    swipes = [swipe(word, LAYOUT, rng) for word in drawn]
+    here = swiped(swipes, drawn)[1]["found"]
+    there = swiped([points[::-1] for points in swipes], [word[::-1] for word in drawn])[1]["found"]
     for one, other in zip(here, there, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+        assert dict(other) == pytest.approx(dict(one), abs=1e-6)
 
 
 def test_repeated_points_of_a_resting_finger_are_dropped():
