@@ -43,7 +43,11 @@ def test_counts_are_written_tested_and_shown(counted, keyfed):
     assert code == 0, stderr
     assert json.loads(stdout)["counts"] == stored
     code, stdout, _ = keyfed("evaluate", counted)
-    assert "mixture + own" in stdout
+    rows = [line.split("│")[1].strip() for line in stdout.splitlines() if line.count("│") > 2]
+    assert rows[-5:] == ["federated", "counts", "mixture", "mixture + own", "cache"]  # in a narrow terminal
+    for page in ("report.md", "report.html"):
+        for row in ("federated counts", "mixture", "mixture + own cache"):
+            assert row in (counted / page).read_text("utf-8"), (page, row)
     assert "Its mixture with federated counts has a test perplexity of" in stdout
     model, _ = read_counts(with_data(counted, None)[0])
     assert (model.about.k, model.about.epsilon, model.about.clients) == (3, None, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -24,7 +25,8 @@ from keyfed.keyboard import bundle, measure
 from keyfed.keyboard.export import LEFT_OUT, export_run
 from keyfed.keyboard.session import keyboard_of, node_program
 from keyfed.lab.audit.audit import audit_run
-from keyfed.lab.audit.lint import PrivacyClaim, file_findings, files_in
+from keyfed.lab.audit.lint import PrivacyClaim, count_findings, file_findings, files_in, phone_findings, read_claim
+from keyfed.model.counts import counts_from_bytes, counts_to_bytes
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.private.dp import statement
 from keyfed.private.dp.ledger import Terms
@@ -43,6 +45,7 @@ from .marker import FORM, LINE, PHRASE, marked, traces, type_marker, with_marker
 from .private import enrol, private_config
 
 WEB = Path(bundle.__file__).parent / "web"
+COUNT = ("--order", "3", "--megabytes", "0.1")
 KINDS = ["plain", "secure", "simulated"]
 
 
@@ -99,6 +102,13 @@ def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_kn
 ):
     monkeypatch.setattr(measure, "LEAST_WORDS", 1)  # so that figures by client would be printed
     run, vocab = run_of(tmp_path, kind)
+    if kind == "simulated":
+        assert keyfed("counts", run, *COUNT)[0] == 2  # without noise
+        assert not (run / "counts.safetensors").exists()
+        code, out, err = keyfed("counts", run, *COUNT, "--dp", "epsilon=8", "--population", "1000000")
+        assert code == 0, err
+        assert "whose noised number of clients is" in out
+        assert keyfed("export", run, "--phone", "--locale", "en")[0] == 0
     said = every_command(run, keyfed)
     assert len(list(said.iterdir())) == 11
     assert {"keyboard", "small", "checkpoint", "tensorboard"} <= {p.name for p in run.iterdir() if p.is_dir()}
@@ -113,11 +123,52 @@ def test_a_phrase_of_two_clients_is_in_no_file_of_a_private_run_and_the_table_kn
     assert [path for path, cover in covers.items() if cover == "never"] == []
     assert covers["small/weights.safetensors"] == "ledger"
     assert "plots/personalised.png" not in covers
+    if kind == "simulated":
+        own_files = {path: covers[path] for path in covers if path.startswith(("counts.", "mixture", "phone/"))}
+        assert sorted(own_files.values()) == ["ledger"] * 2 + ["named"] * 2 + ["public"] * 2, own_files
+        assert covers["keyboard/ngram.safetensors"] == "ledger"
+        assert next(f for f in audited["findings"] if f["check"] == "counts")["level"] == "note"
+        counts_without_noise_break_the_claim(run)
     evaluated = [
         json.JSONDecoder().raw_decode((said / f"{k:02d}-evaluate.txt").read_text("utf-8"))[0] for k in (4, 5, 6)
     ]
     assert (evaluated[0]["spread"], evaluated[1]["personalised"]["by_client"]) == (None, None)
     assert {row["seen"]["by_client"] for row in evaluated[2]["rows"]} == {None}
+
+
+def counts_without_noise_break_the_claim(run):
+    """What a mistaken hand can do to the counts of a private run, and what the audit says of it."""
+
+    def broken():
+        return [f.text for f in count_findings(run) if f.level == "broken"]
+
+    path, home = run / "counts.safetensors", run / "counts.privacy"
+    noised = path.read_bytes()
+    assert broken() == []
+    held = counts_from_bytes(noised, len(load_model(run).vocab), "counts")
+    path.write_bytes(counts_to_bytes(replace(held, about=replace(held.about, epsilon=1.0))))
+    assert "its ledger has" in broken()[0]
+    path.write_bytes(noised)
+    home.rename(run / "aside")
+    assert "has no ledger.jsonl" in broken()[0]
+    (run / "aside").rename(home)
+    count_run(run)
+    assert "counted without noise, so no ε covers it" in broken()[0]
+    against = audit_findings(run)
+    assert any(f.level == "broken" and "counted without noise" in f.text for f in against)
+    path.write_bytes(noised[:50])
+    assert "is damaged" in broken()[0]
+    path.unlink()
+    assert "is not there to say whether" in broken()[0]
+    for name in ("keyfed_en.combined", "keyfed_en.dict"):
+        data = (run / "phone" / name).read_bytes()
+        assert b"; epsilon 7" in data or b"; epsilon 8" in data
+        (run / "phone" / name).write_bytes(re.sub(rb"; epsilon [0-9.]+", b"; epsilon none", data))
+    assert len(list(phone_findings(run))) == 2
+
+
+def audit_findings(run):
+    return file_findings(run, read_claim(run, promised=True))
 
 
 def table_of(streams, vocab):
@@ -127,13 +178,13 @@ def table_of(streams, vocab):
 
 def old_export(monkeypatch):
     """Take the guard away: the export reads text and counts without noise whatever the run's privacy is."""
-    look, read = exporting.text_at_hand, exporting.read_counts
+    look, read = exporting.text_at_hand, exporting.counts_for_page
 
     def unguarded(trained):
         return look(replace(trained, config=replace(trained.config, privacy=PrivacyConfig())))
 
     monkeypatch.setattr(exporting, "text_at_hand", unguarded)
-    monkeypatch.setattr(exporting, "read_counts", lambda run, vocab, private: read(run, vocab, private=False))
+    monkeypatch.setattr(exporting, "counts_for_page", lambda run, vocab, private: read(run, vocab, private=False))
 
 
 def test_the_export_without_the_guard_is_found_by_search_and_audit_and_made_again(tmp_path, monkeypatch, capsys):
@@ -171,7 +222,8 @@ def test_an_export_without_text_types_in_python_and_loads_in_the_page(tmp_path):
     assert statement.LEFT_OUT in " ".join(private["statement"])
     assert statement.LEFT_OUT in (run / "report.md").read_text("utf-8")
     assert "no noise covers them" in done.notes[0]
-    assert sorted(p.name for p in done.out.iterdir()) == sorted([bundle.MANIFEST, *bundle.REQUIRED])
+    assert sorted(p.name for p in done.out.iterdir()) == sorted([bundle.MANIFEST, bundle.DICTIONARY, *bundle.REQUIRED])
+    assert bundle.read_from_text(done.out) == []  # the dictionary is of published lists
     assert bundle.load_vocab(done.out)[1] == {}
     assert bundle.check_bundle(done.out) == done.manifest
     node = node_program()
@@ -190,7 +242,7 @@ def test_an_export_without_text_types_in_python_and_loads_in_the_page(tmp_path):
     """
     told = subprocess.run([node, "--input-type=module", "-e", script], capture_output=True, text=True, timeout=60)
     assert told.returncode == 0, told.stderr[-2000:]
-    assert json.loads(told.stdout) == [False, ["vocab.json", "weights.safetensors"]]
+    assert json.loads(told.stdout) == [False, ["dictionary.safetensors", "vocab.json", "weights.safetensors"]]
 
 
 # ------------------------------------------------------------------------------------------------------- the search

@@ -355,7 +355,7 @@ def counts(
       keyfed counts runs/first --order 3 --dp epsilon=2 --population 1000000
     """
     from keyfed.reports.finished import count
-    from keyfed.reports.run_page import table_text
+    from keyfed.reports.run_page import report_run, table_text
     from keyfed.run.counts.command import Counting, counts_text
     from keyfed.run.folder import read_result
 
@@ -370,8 +370,9 @@ def counts(
         privacy,
     )  # fmt: skip
     report = count(run, how, say)
+    report_run(run)  # the pages have the new rows, too
     result = read_result(run) or {}
     if as_json:
         print_json({**asdict(report), "test": result["counts"]})
         return
-    typer.echo(f"{table_text(result)}\n{counts_text(report)}")
+    typer.echo(f"{counts_text(report)}\n\n{table_text(result)}")

@@ -48,9 +48,9 @@ WORDS = {"unigram": "plain word frequencies", "kneser_ney": "counts of word sequ
 
 
 COUNTED = (
-    ("cache", "mixture + own cache"),
-    ("mixture", "mixture"),
     ("counts", "federated counts"),
+    ("mixture", "mixture"),
+    ("cache", "mixture + own cache"),
 )  # what `keyfed counts` adds to a run
 
 
@@ -329,16 +329,16 @@ SPREAD_NOTE = (
 
 
 def result_table(result: Record) -> Rows:
-    """Return the result as rows of text, the header first: this run, central, Kneser–Ney, unigram.
+    """Return the result as rows of text, the header first: this run, central, Kneser–Ney, unigram, counts, mixture.
 
     Example:
       >>> rows = result_table({"method": "fedavg", "test": {"perplexity": 120.0, "top1": 0.15}})
       >>> rows[1][:4]
       ['fedavg (this run)', '120.0', '–', '15.0 %']
     """
-    models = [(label, result["counts"][key]) for key, label in COUNTED if (result.get("counts") or {}).get(key)]
-    models = [*models[:2], (f"{result.get('method') or 'network'} (this run)", result), *models[2:]]
+    models = [(f"{result.get('method') or 'network'} (this run)", result)]
     models += [(label, found) for key, label, found in baselines_of(result)][::-1]
+    models += [(label, result["counts"][key]) for key, label in COUNTED if (result.get("counts") or {}).get(key)]
     columns = [
         ("test", "perplexity", "test perplexity"),
         ("test", "nats", "nats"),

@@ -18,8 +18,11 @@ from keyfed.errors import KeyfedError
 from keyfed.federated.types import Method
 from keyfed.files import written_name
 from keyfed.keyboard import bundle
+from keyfed.model import counts, mixture
+from keyfed.private.dp.accounting import FINE
 from keyfed.private.dp.ledger import LEDGER, Terms, Verdict, check_against_metrics, read_ledger
 from keyfed.private.dp.statement import MEANING, Cover, rule_for
+from keyfed.run.counts.noise import FOLDER
 from keyfed.run.folder import read_metrics
 
 Level = Literal["ok", "note", "warning", "broken"]
@@ -27,6 +30,7 @@ Record = Mapping[str, Any]
 # Fields of metrics.jsonl that are computed from clients' text or say who they are.
 FROM_CLIENTS = ("loss", "tokens", "worked", "contributors", "refused", "lost", "attention", "effective_clients")
 TIMES = ("seconds", "elapsed", "seconds_per_round")  # of both: how long real clients took tells how much text they have
+HEADER = 4_096  # bytes of a dictionary in which its header ends
 OF_CLIENTS = ("clients_perplexity", "spread", "unseen_spread", "tokens_trained", "refused", "lost")  # of result.json
 
 
@@ -265,8 +269,46 @@ def file_findings(run: Path, claim: PrivacyClaim) -> list[Finding]:
         where = folder.relative_to(run).as_posix()
         raw = bundle.read_from_text(folder)
         broken += [f"{where}/{what}: read from clients' text without noise{export_again}" for what in raw]
-    counts = [f"{len(paths)} {MEANING[cover].partition(':')[0]}" for cover, paths in by_cover.items() if paths]
+    covered = [f"{len(paths)} {MEANING[cover].partition(':')[0]}" for cover, paths in by_cover.items() if paths]
     # Folders in one word.
     named = dict.fromkeys(path.partition("/")[0] + ("/" if "/" in path else "") for path in by_cover["named"])
-    text = f"{'; '.join(counts)}." + (f" Not to be given away: {', '.join(named)}." if named else "")
-    return [*(Finding("files", "broken", why) for why in broken), Finding("files", "note" if named else "ok", text)]
+    text = f"{'; '.join(covered)}." + (f" Not to be given away: {', '.join(named)}." if named else "")
+    of_counts = [] if real else [*count_findings(run), *phone_findings(run)]
+    files = [*(Finding("files", "broken", why) for why in broken), Finding("files", "note" if named else "ok", text)]
+    return [*of_counts, *files]
+
+
+def count_findings(run: Path) -> list[Finding]:
+    """Say what covers the n-grams that a private run has counted: their own ledger, or nothing.
+
+    Weights of a mixture say of themselves how they were fitted in no place, so they go by the counts next to them.
+    """
+    path, home = run / counts.FILE, run / FOLDER
+    again = f"delete it with {mixture.FILE}, and count again: keyfed counts {run} --dp"
+    if not path.exists():
+        alone = f"{mixture.FILE}: {counts.FILE} is not there to say whether its sums had noise; delete it"
+        return [Finding("counts", "broken", alone)] if (run / mixture.FILE).exists() else []
+    try:
+        terms = counts.terms_of(counts.metadata_of(path.read_bytes())["about"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        return [Finding("counts", "broken", f"{counts.FILE} is damaged ({e}); {again}")]
+    if terms.epsilon is None or terms.delta is None:
+        return [Finding("counts", "broken", f"{counts.FILE}: counted without noise, so no ε covers it; {again}")]
+    try:
+        ledger = read_ledger(home)
+    except KeyfedError as e:
+        return [Finding("counts", "broken", f"{counts.FILE} says ε = {terms.epsilon:.4g}, but {e}")]
+    spent = ledger.epsilon(grid=FINE)
+    if ledger.verdict() == "NONE" or spent > terms.epsilon * (1 + 1e-9) or ledger.terms.delta != terms.delta:
+        said = f"{counts.FILE} says (ε, δ) = ({terms.epsilon:.4g}, {terms.delta:g})"
+        booked = f"its ledger has ({spent:.4g}, {ledger.terms.delta:g}), {ledger.verdict()}"
+        return [Finding("counts", "broken", f"{said}, and {booked}; {again}")]
+    adds = f"{terms.verdict}: (ε, δ) = ({terms.epsilon:.4g}, {terms.delta:g}) of the n-grams adds to that of the model."
+    return [Finding("counts", "note", adds)]
+
+
+def phone_findings(run: Path) -> Iterator[Finding]:
+    """Look into the headers of a private run's dictionaries for phones: they say whether their counts had noise."""
+    for path in sorted((run / "phone").glob("keyfed_*")):
+        if b"; epsilon none" in path.read_bytes()[:HEADER]:
+            yield Finding("counts", "broken", f"phone/{path.name}: of counts without noise; delete it")

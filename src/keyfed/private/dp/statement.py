@@ -26,8 +26,9 @@ NOISE_OPTION = (
 )
 SERVER = "Not against the server itself: it sees every upload, or with secure aggregation un-noised sums."
 LEFT_OUT = (
-    "N-grams and written forms of clients' text would be releases without noise: `keyfed export` leaves them out of a "
-    "private run's keyboard."
+    "N-grams without noise and written forms of clients' text would be releases that no ledger has: `keyfed export` "
+    "leaves them out of a private run's keyboard. N-grams that `keyfed counts --dp` counted have an ε and a δ of their "
+    "own, which add."
 )
 NOT_COVERED = (
     "Not covered: validation and test numbers and the choice of the best round, which read held-out text of the same "
@@ -240,7 +241,8 @@ def _number(value: float) -> float | None:
 Cover = Literal["ledger", "public", "named", "never"]
 Place = Literal["run", "comparison", "search", "vote", "federation", "site"]
 MEANING: dict[Cover, str] = {
-    "ledger": "made from released models and noisy counts alone: the run's (ε, δ) covers it",
+    "ledger": "made from releases with noise alone: the run's (ε, δ) covers it, that of `counts.privacy` added for "
+    "n-grams",
     "public": "tells nothing of any client's text",
     "named": "not covered, and named in the statement: not to be given away",
     "never": "not written: it would be a release without noise",
@@ -291,6 +293,10 @@ RULES = (
          "metrics.jsonl"),
     Rule("result.json", "ledger", "named", "the result; in a simulation also validation and test", _SCORES),
     Rule("model.safetensors", "ledger", "ledger", "the model that was released"),
+    Rule("counts.safetensors", "never", "ledger", "n-grams of clients' text; refused where they have no noise"),
+    Rule("mixture.json", "never", "ledger", "weights of network and n-grams, fitted on noised sums"),
+    Rule("counts.privacy/ledger.jsonl", "never", "public", "the ledger of the n-grams"),
+    Rule("counts.privacy/ledger.head.json", "never", "public", "the last row of that ledger"),
     Rule("vocab.json", "named", "named", "the vocabulary: the giver's word, a vote with its own ε, or clients' text",
          "the vocabulary"),
     Rule("checkpoint/round-*.json", "named", "named", "what a server needs to go on; of some methods who came", _OWN),
@@ -321,10 +327,10 @@ RULES = (
     Rule("keyboard/vectors.json", "ledger", "ledger", "what the model says after random tokens"),
     Rule("keyboard/vocab.json", "named", "named", "the run's vocabulary, without written forms", "the vocabulary"),
     Rule("keyboard/dictionary.safetensors", "public", "public", "words of published lists"),
-    Rule("keyboard/ngram.safetensors", "ledger", "ledger", "n-grams that were counted with noise"),
-    Rule("phone/keyfed_*.combined", "named", "named", "a dictionary of noised counts; its words are the vocabulary's",
+    Rule("keyboard/ngram.safetensors", "never", "ledger", "n-grams of clients' text; refused where they have no noise"),
+    Rule("phone/keyfed_*.combined", "never", "named", "a dictionary of noised counts; its words are the vocabulary's",
          "the vocabulary"),
-    Rule("phone/keyfed_*.dict", "named", "named", "the same as keyboards import it", "the vocabulary"),
+    Rule("phone/keyfed_*.dict", "never", "named", "the same as keyboards import it", "the vocabulary"),
     Rule("*/seed-*/**", "never", "named", "runs, each with a folder and a ledger of its own", _SCORES, "comparison"),
     Rule("baselines/seed-*.json", "never", "named", "perplexities of n-gram models of clients' text",
          "perplexities of n-gram baselines", "comparison"),

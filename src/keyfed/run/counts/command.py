@@ -267,15 +267,15 @@ def counts_text(report: CountReport) -> str:
     terms = report.terms
     grams = ", ".join(f"{level.released:,}" for level in report.levels)
     masked = "masked" if report.masked else "in the clear; --secure masks them, to the same sums"
+    noised = terms.epsilon is not None and terms.delta is not None
+    least = ", ".join(f"{level.threshold:,.1f}" for level in report.levels)
+    enough = f"whose noised number of clients is {least} or more, of" if noised else f"each written by {terms.k} of"
     lines = [
-        f"released: {grams} n-grams of 1, 2, … words, each written by {terms.k} of {terms.clients:,} clients or more",
+        f"released: {grams} n-grams of 1, 2, … words, {enough} {terms.clients:,} clients{'' if noised else ' or more'}",
         f"{report.sums:,} sums of up to {report.members:,} clients each, {masked}; a client sends "
         f"{sum(report.sent.values()) / 1e6:,.1f} MB in all",
         *(
-            [
-                f"{terms.verdict}: epsilon {terms.epsilon:.4g} at delta {terms.delta:.2g}, thresholds "
-                f"{', '.join(f'{level.threshold:,.1f}' for level in report.levels)} clients"
-            ]
+            [f"{terms.verdict}: epsilon {terms.epsilon:.4g} at delta {terms.delta:.2g}"]
             if terms.epsilon is not None and terms.delta is not None
             else []
         ),
