@@ -151,7 +151,7 @@ def test_characters_are_refused(train_quietly, keyfed):
     assert "reads characters" in stderr
 
 
-def test_with_a_budget_every_sum_is_booked_and_noised_once(counted, keyfed, tmp_path):
+def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path):
     pytest.importorskip("dp_accounting")
     out = tmp_path / "noised"
     shutil.copytree(counted, out)
