@@ -288,8 +288,8 @@ def pretrain(
     """Train a model centrally on public text, as a start for federated training (`keyfed train --init`).
 
     The text is in one place, so take one that is public: wikitext-2, shakespeare, your own. The run folder is that of
-    `keyfed train central`. Rows of the embedding and of the output layer are then carried over by word, so that the
-    two corpora may have different vocabularies; the model must have the same shape.
+    `keyfed train central`. Rows of the embedding and of the output layer are then carried over by word. So the two
+    corpora may have different vocabularies; the model must have the same shape.
 
       keyfed pretrain --data wikitext-2 --model nwp-small --out runs/public
 

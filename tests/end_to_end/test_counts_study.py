@@ -1,0 +1,92 @@
+"""The benchmark of counts on a machine that has torch, numpy and safetensors alone, and its arithmetic."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from keyfed.lab.experiment.cell import Workspace
+from keyfed.model.tables import texts_of
+from tests.contract.test_plain_training import OTHERS
+from tests.end_to_end.conftest import write_corpus
+
+SCRIPT_FILE = Path(__file__).parents[2] / "benchmarks" / "counts_study.py"
+
+SCRIPT = """
+import runpy, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {others!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+
+from pathlib import Path
+from keyfed.config.load import Config, apply_settings
+from keyfed.run.loop import train
+
+settings = ["data.name={data}", "data.vocab=100", "model.embed=8", "model.hidden=8", "train.cohort=2", "train.rounds=1",
+            "train.workers=1", "data.window=5", "data.unseen=0.2", "train.baselines=false"]
+train(apply_settings(Config(), settings), Path("run"))
+runpy.run_path({script!r})["main"](["--runs", "run", "--out", "counts.json", "--device", "cpu"])
+"""
+
+
+@pytest.fixture(scope="module")
+def study():
+    spec = importlib.util.spec_from_file_location("counts_study", SCRIPT_FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_machine_with_torch_alone_measures_a_run(tmp_path):
+    data = write_corpus(tmp_path / "texts")
+    script = SCRIPT.format(others=set(OTHERS), data=data, script=str(SCRIPT_FILE))
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (run,) = json.loads((tmp_path / "counts.json").read_text("utf-8"))["runs"]
+    rows = {name: row["test"]["perplexity"] for name, row in run["rows"].items()}
+    assert rows["mixture"] < rows["network"]  # which learnt next to nothing in a round
+    assert rows["pooled"] < rows["unigram"]
+    assert all(row["unseen"]["perplexity"] > 1 for row in run["rows"].values())
+    shown = [line for line in done.stdout.splitlines() if "| mixture |" in line]
+    assert f"{rows['mixture']:.1f}" in shown[0]
+    assert f"{100 * (rows['mixture'] / rows['network'] - 1):+.1f} %" in shown[0]
+
+
+def test_every_n_gram_of_pooled_text_is_counted_as_it_is_used(study):
+    words = np.array([4, 5, 4, 5, 6], np.int32)
+    tables = study.pooled_tables(texts_of([words, np.array([4, 5], np.int32)]), 3, 7)
+    at = tables[0].find(np.array([4, 5, 6]))
+    assert (tables[0].counts[at].tolist(), tables[0].clients[at].tolist()) == ([3, 3, 1], [2, 2, 1])
+    pair = tables[1].find(np.array([tables[0].find(np.array([4]))[0] * 7 + 5]))
+    assert (tables[1].counts[pair].tolist(), tables[1].clients[pair].tolist()) == ([3], [2])
+
+
+def test_the_cells_are_those_of_the_studies(study, tmp_path):
+    for name, method, seeds in (("irc", "fednesterov", [31, 32, 33]), ("ptb", "fednesterov", [21, 22, 23])):
+        found = list(study.configs(name, Workspace(tmp_path, "cpu")))
+        assert [seed for seed, _ in found] == seeds
+        assert {config.method for _, config in found} == {method}
+    assert {config.train.rounds for _, config in found} == {50}
+
+
+def test_the_table_has_means_and_deviations_over_seeds(study):
+    def run(seed, network, mixture):
+        rows = {name: {"test": {"perplexity": network, "top1_words": 0.1, "top3_words": 0.2}} for name in study.ROWS}
+        rows["mixture"]["test"] = {"perplexity": mixture, "top1_words": 0.1 + seed / 100, "top3_words": 0.3}
+        return {"data": "irc", "seed": seed, "rows": rows}
+
+    lines = study.table([run(1, 50.0, 45.0), run(2, 60.0, 48.0)])
+    shown = next(line for line in lines if "| mixture |" in line)
+    assert shown == "| irc, 1, 2 | mixture | 46.5 ± 2.1 | -15.0 % | 11.50 ± 0.71 % | 30.00 ± 0.00 % |"
