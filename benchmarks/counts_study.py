@@ -169,14 +169,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path, default=Path("work/counts"))
     parser.add_argument("--out", type=Path, default=Path("docs/results/data/counts.json"))
-    given = parser.parse_args(arguments)
-    workspace = Workspace(given.work, given.device, given.data_dir)
+    chosen = parser.parse_args(arguments)
+    workspace = Workspace(chosen.work, chosen.device, chosen.data_dir)
     how = Counting(secure=False)
-    done = json.loads(given.out.read_text("utf-8"))["runs"] if given.out.exists() else []
-    for run in _runs(given.runs, given.only, workspace, {(row["name"], row["seed"]) for row in done}):
+    done = json.loads(chosen.out.read_text("utf-8"))["runs"] if chosen.out.exists() else []
+    for run in _runs(chosen.runs, chosen.only, workspace, {(row["name"], row["seed"]) for row in done}):
         done.append({"name": run.name, **measure(run, how, workspace.where())})
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(given.out, json.dumps(strict({"runs": done}), indent=1, allow_nan=False).encode())
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(chosen.out, json.dumps(strict({"runs": done}), indent=1, allow_nan=False).encode())
     print("\n".join(table(done)))
 
 
