@@ -100,6 +100,24 @@ def test_a_document_that_unpacks_without_end_is_refused(tmp_path):
     assert "unpacks to far more than text does" in why(path)
 
 
+def test_padding_buys_a_document_no_room(tmp_path, monkeypatch):
+    """A small archive holds a .docx, which is padded with what packs to nothing."""
+    inner = pack(tmp_path / "a.docx", {"word/document.xml": document("x" * (1 << 23))}).read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.docx", "a", zipfile.ZIP_STORED) as archive:
+        archive.writestr("padding", bytes(1 << 21))
+    assert "unpacks to far more than text does" in why(tmp_path / "a.docx")
+    padded = (tmp_path / "a.docx").read_bytes()
+    outer = pack(tmp_path / "outer.zip", {"a.docx": padded, "b.docx": inner})
+    assert why(outer).count("unpacks to far more than text does") == 2
+    monkeypatch.setattr(documents, "LEAST_DOCUMENT", 1 << 24)
+    assert documents.docx_lines(padded) == ["x" * (1 << 23)]
+    assert why(outer).count("unpacks to far more than text does") == 2  # by what it takes in the archive alone
+    monkeypatch.setattr(documents, "MOST_DOCUMENT", 1 << 22)
+    assert "unpacks to far more than text does" in why(tmp_path / "a.docx")
+    honest = pack(tmp_path / "honest.docx", {"word/document.xml": document(LINE)}).read_bytes()
+    assert read_corpus(pack(tmp_path / "notes.zip", {"a.docx": honest})).authors[0].lines == (LINE,)
+
+
 @pytest.mark.parametrize("before", [entities(), '<!DOCTYPE w SYSTEM "file:///etc/passwd">'])
 def test_xml_defines_no_entity(tmp_path, before):
     said = why(pack(tmp_path / "a.docx", {"word/document.xml": document("&l9;", before)}))
@@ -124,6 +142,37 @@ def test_deep_mail_and_deep_xml_are_survived(tmp_path):
     deep = f'<w:document xmlns:w="{WORD}">' + "<w:p>" * 5_000 + "</w:p>" * 5_000 + "</w:document>"
     pack(tmp_path / "a.docx", {"word/document.xml": deep})
     assert "empty" in why(tmp_path / "a.docx")
+
+
+def depth(message):
+    return 1 + max(map(depth, message.get_payload()), default=0) if message.is_multipart() else 0
+
+
+@pytest.mark.parametrize("kind", ["multipart/mixed", "message/rfc822"])
+def test_mail_is_opened_to_some_depth(kind):
+    heads = [f"Content-Type: {kind}; boundary=b{k}\n\n" for k in range(400)]
+    if kind == "multipart/mixed":
+        heads = [f"{head}--b{k}\n" for k, head in enumerate(heads)]
+    assert depth(mail.parse("".join(heads).encode())) == mail.MOST_LEVELS
+    shallow = "".join(heads[: mail.MOST_LEVELS]).encode() + b"Content-Type: text/plain\n\n" + LINE.encode()
+    assert mail._body(mail.parse(shallow)) == LINE
+
+
+@pytest.mark.parametrize("charset", ["idna", "punycode", "unicode_escape", "raw-unicode-escape", "zlib", "x" * 500])
+def test_mail_is_read_in_charsets_of_mail_alone(charset):
+    r"""Of these codecs some take quadratic time, and others would make something else of the bytes."""
+    for head in (f"charset={charset}", f'charset="{charset.upper()}"'):
+        raw = f"From: =?{charset}?q?xn--caf-dma?= <ann@example.org>\nContent-Type: text/plain; {head}\n\n"
+        found = mail._record(raw.encode() + b"xn--caf-dma caf-dma \\u0041")
+        assert (found.author, found.text) == ("ann@example.org", "xn--caf-dma caf-dma \\u0041")
+
+
+def test_headers_of_mail_are_cut():
+    """Their parameters are read in quadratic time."""
+    raw = b"From: ann@example.org\nContent-Type: text/plain" + b";\n " * 5_000 + b";" * 200_000 + b"\n\ngood text"
+    message = mail.parse(raw)
+    assert len(message["Content-Type"]) == mail.LONGEST_HEADER
+    assert mail._record(raw).text == "good text"
 
 
 class Counted(str):

@@ -117,6 +117,13 @@ def open_bytes(file: File) -> io.BufferedReader:
     return io.BufferedReader(Bounded(gzip.open(file), most, bomb), io.DEFAULT_BUFFER_SIZE * 8)
 
 
+def packed_size(file: File) -> int | None:
+    """Return the bytes that a file takes in its archive, or as a .gz; None where it is not packed."""
+    if isinstance(file, Packed):
+        return file.archive.getinfo(file.name).compress_size
+    return file.stat().st_size if file.suffix == ".gz" else None
+
+
 class Bounded(io.RawIOBase):
     """The next `most` bytes of a file. Behind them it ends, or raises `beyond` where the file goes on."""
 

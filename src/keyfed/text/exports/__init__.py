@@ -33,6 +33,7 @@ from keyfed.text.sources import (
     Leaf,
     Unusable,
     beginning,
+    packed_size,
     read_text,
     read_whole,
     suffix_of,
@@ -94,7 +95,7 @@ def read_export(file: File, columns: Mapping[str, Any]) -> Messages | list[str]:
     if suffix in (".md", ".markdown"):
         return documents.markdown_lines(lines_of(file))
     if suffix == ".docx":
-        return documents.docx_lines(read_whole(file))
+        return documents.docx_lines(read_whole(file), packed_size(file))
     if suffix == ".json":
         return read_json_export(load_json(file), columns)
     start = beginning(file, 1 << 14)

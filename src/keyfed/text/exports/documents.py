@@ -1,7 +1,8 @@
 """Documents: Markdown, .docx, and the XML of Stack Exchange.
 
 XML is parsed without a document type, so that it can define no entity, and in pieces that grow, so that a long value is
-not read again and again. A .docx is a .zip; its text is taken out up to `sources.MOST_RATIO` times its size.
+not read again and again. A .docx is a .zip; its text is taken out up to `MOST_DOCUMENT` bytes, and up to
+`sources.MOST_RATIO` times the bytes that it takes packed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from keyfed.text.records import Record
 from keyfed.text.sources import MOST_RATIO, UNREADABLE, File, Unusable, open_bytes, why_unreadable
 
 LEAST_PIECE, MOST_PIECE = 1 << 16, 1 << 26  # bytes of XML that are parsed at a time
-LEAST_DOCUMENT = 1 << 18  # bytes that any .docx may unpack to
+LEAST_DOCUMENT = 1 << 18  # bytes that any .docx that is a file of its own may unpack to
+MOST_DOCUMENT = 1 << 26  # and that none may exceed
 DOCUMENT = "word/document.xml"
 
 
@@ -115,8 +117,11 @@ def _post(row: Mapping[str, str]) -> Record | str:
 # Word
 
 
-def docx_lines(data: bytes) -> list[str]:
+def docx_lines(data: bytes, packed: int | None = None) -> list[str]:
     """Return the paragraphs of a .docx, without what its revisions deleted.
+
+    Args:
+      packed: bytes that it takes where it is packed again: in an archive its own size may be padding.
 
     Raises:
       Unusable: it is none, or unpacks to far more than text does.
@@ -124,7 +129,10 @@ def docx_lines(data: bytes) -> list[str]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             info = archive.getinfo(DOCUMENT)
-            if info.file_size > max(LEAST_DOCUMENT, MOST_RATIO * len(data)):
+            most = max(LEAST_DOCUMENT, MOST_RATIO * min(info.compress_size, len(data)))
+            if packed is not None:
+                most = min(most, MOST_RATIO * packed)
+            if info.file_size > min(most, MOST_DOCUMENT):
                 raise Unusable("it unpacks to far more than text does")
             with archive.open(info) as opened:
                 return _paragraphs(opened)  # type: ignore[arg-type]

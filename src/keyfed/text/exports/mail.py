@@ -2,7 +2,9 @@
 
 Of a message its own words are read: the first text of several forms, without what it quotes, the line that introduces
 a quotation, forwarded messages and the signature. Lines that were broken at the margin are joined again. Only the
-beginning of a message is parsed (`MOST_BYTES`, `MOST_LINES`): attachments come later, and parsing stays linear.
+beginning of a message is parsed (`MOST_BYTES`, `MOST_LINES`): attachments come later. So that parsing stays linear,
+headers are cut (`LONGEST_HEADER`), what is nested deeper than `MOST_LEVELS` stays closed, and a charset is one of
+`CHARSETS`: idna and punycode take time quadratic in a text.
 """
 
 from __future__ import annotations
@@ -12,15 +14,24 @@ from collections.abc import Iterable, Iterator
 from email.header import decode_header
 from email.message import Message
 from email.parser import BytesParser
-from email.policy import compat32
+from email.policy import Compat32
 from email.utils import parseaddr, parsedate_to_datetime
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 
 from keyfed.text.exports.messages import Messages, html_to_text, plain
 from keyfed.text.records import Record, is_broken
 from keyfed.text.sources import UNREADABLE, File, open_bytes, why_unreadable
 
 MOST_BYTES, MOST_LINES = 1 << 18, 8_000  # of a message that are parsed
-LONGEST_HEADER = 1_000  # characters of a header that are decoded
+LONGEST_HEADER = 1_000  # characters of a header that are read
+MOST_LEVELS = 20  # of multiparts and messages inside one another that are opened
+CHARSETS = frozenset({
+    "ascii", "utf_8", "utf_8_sig", "utf_7", "utf_16", "utf_16_le", "utf_16_be", "utf_32", "latin_1", "koi8_r", "koi8_u",
+    "mac_roman", "tis_620", "big5", "big5hkscs", "gb2312", "gbk", "gb18030", "hz", "euc_jp", "shift_jis", "cp932",
+    "iso2022_jp", "iso2022_jp_1", "iso2022_jp_2", "iso2022_kr", "euc_kr", "cp949", "cp437", "cp850", "cp866", "cp874",
+    *(f"cp{page}" for page in range(1250, 1259)), *(f"iso8859_{number}" for number in (*range(2, 12), *range(13, 17))),
+})  # fmt: skip
 LONGEST_INTRODUCTION = 200  # characters of a line that introduces a quotation
 MARGIN = 60  # a longer line before another was broken at the margin
 _FORWARDED = (
@@ -30,6 +41,46 @@ _FORWARDED = (
     "begin forwarded message",
 )
 _SENT_FROM = ("sent from my ", "von meinem ", "envoyé de mon ", "enviado desde mi ", "get outlook for ")
+
+
+class _Short(Compat32):
+    """The older rules for messages, with headers of a bounded length: their parameters are read in quadratic time."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value[:LONGEST_HEADER]
+
+
+class _Shallow(Message):
+    """A message that is not opened further below `MOST_LEVELS`: each line is compared with every boundary around it."""
+
+    level = 0
+
+    def attach(self, payload: Message) -> None:  # type: ignore[override]
+        if isinstance(payload, _Shallow):
+            payload.level = self.level + 1
+        super().attach(payload)
+
+    def get_content_type(self) -> str:
+        kind = super().get_content_type()
+        return kind if self.level < MOST_LEVELS or kind.startswith("text/") else "application/octet-stream"
+
+
+def parse(raw: bytes) -> Message:
+    """Parse a message within bounds."""
+    return BytesParser(_Shallow, policy=_Short()).parsebytes(raw)
+
+
+def codec(charset: str) -> str | None:
+    """Return Python's name of a charset, None for one that mail is not read in.
+
+    Example:
+      >>> codec("UTF-8"), codec("windows-1252"), codec("ISO-8859-1"), codec("idna"), codec("x" * 9)
+      ('utf_8', 'cp1252', 'latin_1', None, None)
+    """
+    name = normalize_encoding(charset[:LONGEST_HEADER]).lower()
+    name = aliases.get(name, name)
+    return name if name in CHARSETS else None
 
 
 def is_mbox(start: bytes) -> bool:
@@ -96,7 +147,7 @@ def _bounded(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def _record(raw: bytes) -> Record | str:
     try:
-        message = BytesParser(policy=compat32).parsebytes(raw)
+        message = parse(raw)
         author = parseaddr(_header(message, "From"))[1].strip().lower()
         time = _time(_header(message, "Date"))
         body = _body(message)
@@ -117,7 +168,7 @@ def _header(message: Message, name: str) -> str:
     found = str(message.get(name, ""))[:LONGEST_HEADER]
     pieces = []
     for piece, charset in decode_header(found):
-        pieces.append(piece if isinstance(piece, str) else piece.decode(charset or "latin-1", "replace"))
+        pieces.append(piece if isinstance(piece, str) else piece.decode(codec(charset or "") or "latin_1", "replace"))
     return "".join(pieces)
 
 
@@ -146,10 +197,11 @@ def _body(message: Message) -> str | None:
 
 
 def _decoded(data: bytes, charset: str | None) -> str:
-    for name in (charset or "utf-8", "cp1252"):
+    for name in (codec(charset or "utf-8"), "cp1252"):
         try:
-            return data.decode(name)
-        except (LookupError, ValueError):
+            if name is not None:
+                return data.decode(name)
+        except ValueError:
             continue
     return data.decode("latin-1")
 
