@@ -101,6 +101,33 @@ def test_a_text_is_not_kept_where_it_should_not_be(keyboard, how):
     expect(text_of(keyboard)).to_have_value("you ")
 
 
+@pytest.mark.parametrize(
+    "forget",
+    ["byId('forget-all').click(); byId('forget-all').click();",
+     "dispatchEvent(new StorageEvent('storage', {key: 'keyfed.personal'}));"],
+    ids=["here", "in another tab"],
+)  # fmt: skip
+def test_a_text_typed_incognito_after_forgetting_is_not_kept(keyboard, forget):
+    """Into a field that was empty when everything was forgotten, before the worker has answered."""
+    keyboard.set("incognito", True)
+    keyboard.page.evaluate(f"""() => {{
+      const byId = (id) => document.getElementById(id);
+      {forget}
+      byId('text').value = 'quetzoli ';
+      byId('text').dispatchEvent(new InputEvent('input', {{inputType: 'insertText'}}));
+    }}""")
+    keyboard.page.focus("#text")
+    keyboard.press("End")
+    keyboard.set("incognito", False)
+    keyboard.type("you ")
+    keyboard.page.wait_for_timeout(500)
+    assert "quetzoli" not in json.dumps(keyboard.stored())
+    keyboard.press("Control+a")
+    keyboard.press("Delete")
+    keyboard.type("thank ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.text']?.includes('thank ')")
+
+
 def test_what_was_learnt_stays_and_can_be_forgotten_whole(keyboard):
     """It is there after a reload; forgetting asks first, then removes it from the browser too."""
     keyboard.type("zanquiti zanquiti zanquiti ")

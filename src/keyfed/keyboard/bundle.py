@@ -104,7 +104,7 @@ def check_bundle(folder: Path) -> dict[str, Any]:
     if DICTIONARY in data:
         from_bytes(data[DICTIONARY], str(folder / DICTIONARY))
     _check_lists(folder / VOCAB, json.loads(data[VOCAB]), len(vocab))
-    if NGRAM in data and "counts" in manifest:  # else an older version's, counted in one place: read by nobody
+    if NGRAM in data and "counts" in manifest:  # else an older version's, counted in one place: read by no page
         unpack(data[NGRAM], spec.vocab, str(folder / NGRAM))
     return manifest
 

@@ -46,9 +46,9 @@ export class Draft {
     this.#isWanted = wanted;
   }
 
-  /** Take the kept text away; the one in the field is not kept any more. */
+  /** Take the kept text away; the one in the field is not kept any more, nor what is typed while none is wanted. */
   forget() {
-    this.#isHeld = this.#area.value !== "";
+    this.#isHeld = this.#area.value !== "" || !this.#isWanted;
     this.#store.forgetDraft();
   }
 

@@ -74,7 +74,7 @@ class Page {
       typed: () => this.keyboard.useShift(),
     });
     this.pictures = new Pictures({
-      groups, recent: this.#store.emoji(),
+      groups, recent: this.#store.emoji(), keeps: () => !this.#settings.incognito,
       chosen: (emoji, time) => {
         this.editor.type(emoji, null, time);
         if (!this.#settings.incognito) this.#store.saveEmoji(this.pictures.recent);

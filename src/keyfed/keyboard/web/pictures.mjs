@@ -8,16 +8,18 @@ const CELL = 42; // pixels, as in the style sheet
 export class Pictures {
   #groups;
   #recent;
+  #keeps;
   #chosen;
   #root = null;
   #list = null;
   #sections = [];
 
   /**
-   * @param {{groups: {name: string, emoji: string}[], recent: string[], chosen: (emoji: string, time: number) => void}} given
+   * @param {{groups: {name: string, emoji: string}[], recent: string[], keeps: () => boolean,
+   *   chosen: (emoji: string, time: number) => void}} given  keeps: whether one that is chosen now counts as used
    */
-  constructor({ groups, recent, chosen }) {
-    [this.#groups, this.#recent, this.#chosen] = [groups, recent, chosen];
+  constructor({ groups, recent, keeps, chosen }) {
+    [this.#groups, this.#recent, this.#keeps, this.#chosen] = [groups, recent, keeps, chosen];
   }
 
   /** What was used last, newest first. */
@@ -79,7 +81,7 @@ export class Pictures {
   }
 
   #take(emoji, time) {
-    this.#recent = [emoji, ...this.#recent.filter((one) => one !== emoji)].slice(0, LAST_USED);
+    if (this.#keeps()) this.#recent = [emoji, ...this.#recent.filter((one) => one !== emoji)].slice(0, LAST_USED);
     this.#chosen(emoji, time);
   }
 
