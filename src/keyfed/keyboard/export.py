@@ -246,17 +246,24 @@ def text_at_hand(trained: Trained) -> tuple[Prepared | None, list[str]]:
     return prepared, []
 
 
-def forms_of(trained: Trained) -> Mapping[str, str]:
-    """Return how a run's words are written, as the page has it: as its export says, else counted on its text."""
+def spelling_of(trained: Trained, packaged: base.Base | None = None) -> tuple[Mapping[str, str], Lists]:
+    """Return how a run's words are written, and its lists, as the page has them: as its export says, else by its text.
+
+    Args:
+      packaged: the base model, if that is what runs.
+    """
     folder = trained.folder / "keyboard"
-    if bundle.is_bundle(folder) and not trained.config.privacy.on:
+    if packaged is None and bundle.is_bundle(folder) and not trained.config.privacy.on:
         with suppress(RunError):  # a damaged one says nothing
             bundle.check_bundle(folder)
             vocab, forms = bundle.load_vocab(folder)
             if vocab == trained.vocab:
-                return forms
-    text, _ = text_at_hand(trained)
-    return {} if text is None else written_forms((c.train for c in text.population.trained), trained.vocab)
+                return forms, bundle.load_lists(folder)
+    text = text_at_hand(trained)[0] if packaged is None else None
+    lists = lists_of(trained.vocab, text, packaged)
+    if packaged is not None:
+        return packaged.forms, lists
+    return {} if text is None else written_forms((c.train for c in text.population.trained), trained.vocab), lists
 
 
 def _vocabulary(trained: Trained, text: Prepared | None, forms: Mapping[str, str], lists: Lists) -> bytes:

@@ -34,6 +34,7 @@ import numpy as np
 
 from keyfed.errors import ConfigError, DataError
 from keyfed.keyboard.compact import counts_source, has_counts, mixture_source, pack, read_counts, read_mixture, unpack
+from keyfed.keyboard.dictionary import lists_of
 from keyfed.keyboard.export import written_forms
 from keyfed.keyboard.keys import KeyLayout, Point, fold, layout_of, table
 from keyfed.keyboard.session import Decoder, Source, Strip, ngram_source, source_of
@@ -387,12 +388,13 @@ def evaluate_keyboard(
     # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and only totals of its clients are shown.
     private = any(run.config.privacy.on for run in runs)
     forms = {} if private else written_forms((c.train for c in prepared.population.trained), prepared.vocab)
+    lists = lists_of(prepared.vocab, None if private else prepared, None)
     rows, version = [], ""
     for row in _candidates(runs, prepared):
         say(f"typing on {row.name}")
         found: dict[str, Any] = {"name": row.name, "bytes": row.size, "parameters": row.parameters}
         clock = KeystrokeClock()
-        with Decoder(prepared.vocab, row.source, forms=forms, settings={"emoji": False}) as keyboard:
+        with Decoder(prepared.vocab, row.source, forms=forms, settings={"emoji": False}, lists=lists) as keyboard:
             version = f"node {keyboard.version}"
             for group, clients in groups.items():
                 if row.personal and not any(client.train for client in clients):

@@ -273,18 +273,19 @@ def _edited(before: str, edit: Mapping[str, Any]) -> str:
     return kept.decode("utf-16-le", "surrogatepass") + str(edit["text"])
 
 
-def keyboard_of(trained: Trained, forms: Mapping[str, str] | None = None) -> Decoder:
+def keyboard_of(trained: Trained, forms: Mapping[str, str] | None = None, lists: Lists = NO_LISTS) -> Decoder:
     """Return a keyboard over a trained run.
 
     Args:
       forms: how words are usually written, where that is not as in the vocabulary.
+      lists: the dictionary of an export, and what it says of the vocabulary.
 
     Raises:
       ConfigError: the run's model reads characters, not words, or there is no node.
     """
     if trained.vocab.kind != "word":
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
-    return Decoder(trained.vocab, source_of(trained), forms=forms)
+    return Decoder(trained.vocab, source_of(trained), forms=forms, lists=lists)
 
 
 class TypedLine:

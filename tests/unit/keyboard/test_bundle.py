@@ -114,6 +114,6 @@ def test_n_grams_that_are_none(exported):
     write(exported, bundle.NGRAM, b"nonsense")
     with pytest.raises(RunError, match="is listed"):
         bundle.check_bundle(exported)
-    tamper(exported, lambda m: m.update(ngram=True))
+    tamper(exported, lambda m: m.update(ngram=True, counts={}))
     with pytest.raises(RunError, match=r"ngram\.safetensors is damaged"):
         bundle.check_bundle(exported)

@@ -22,7 +22,7 @@ from keyfed.config.load import Config, DataConfig, ModelConfig
 from keyfed.engine.network import init_params, reader_of
 from keyfed.errors import ConfigError, RunError
 from keyfed.keyboard import bundle, session
-from keyfed.keyboard.export import export_run, forms_of
+from keyfed.keyboard.export import export_run, spelling_of
 from keyfed.keyboard.keys import layout_of
 from keyfed.keyboard.session import (
     Decoder,
@@ -46,6 +46,7 @@ from keyfed.keyboard.session import (
 )
 from keyfed.model.language_model import ModelSpec
 from keyfed.model.ngram import fit_kneser_ney
+from keyfed.run.base import load_base
 from keyfed.run.folder import Trained, load_model, save_model, write_run_toml
 from keyfed.run.prepare import build_network
 from keyfed.text.vocab import BOS, EOS, SPECIALS, Vocab
@@ -322,7 +323,7 @@ def test_the_keys_are_said_at_the_start():
 def test_words_are_written_as_the_page_writes_them(tmp_path, make_run):
     run = make_run()
     trained = load_model(run)
-    assert forms_of(trained) == {}  # neither an export nor the text is at hand
+    assert spelling_of(trained)[0] == {}  # neither an export nor the text is at hand
     done = export_run(run)
     words = json.loads((done.out / bundle.VOCAB).read_text())
     word = words["words"][-1]
@@ -331,10 +332,18 @@ def test_words_are_written_as_the_page_writes_them(tmp_path, make_run):
     manifest = json.loads((done.out / bundle.MANIFEST).read_text())
     manifest["files"][bundle.VOCAB] = {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     (done.out / bundle.MANIFEST).write_text(json.dumps(manifest))
-    with keyboard_of(trained, forms_of(trained)) as board:
+    with keyboard_of(trained, *spelling_of(trained)) as board:
         assert word.upper() in texts(board.suggest(f"so {word}"))
     (done.out / bundle.VOCAB).write_bytes(raw + b" ")
-    assert forms_of(trained) == {}  # a damaged export says nothing
+    assert spelling_of(trained)[0] == {}  # a damaged export says nothing
+
+
+@needs_node
+def test_the_terminal_has_the_words_of_the_page():
+    lines = suggest("base", given="my umbrel\nthe teh\n").splitlines()
+    assert "umbrella" not in load_base().trained.vocab.words
+    assert "umbrella" in lines[0].split("\t")
+    assert "the" in lines[1].split("\t")
 
 
 @needs_node
