@@ -261,6 +261,7 @@ def test_in_a_network_a_browser_that_trusts_the_certificate_keeps_it(browser, ex
     with serve.listen(0, "127.0.0.1") as listening:
         port = listening.getsockname()[1]
         running = lan.LanServer(exported, tmp_path / "site", "127.0.0.1", port, certificate)
+        running.write()
         server = running.make()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()

@@ -161,7 +161,8 @@ def keyboard(
         taken = listening.getsockname()[1]
         if certificate is not None:
             server = LanServer(folder, Path(temporary) / "site", host, taken, certificate)
-            typer.echo(server.text(name, sys.stdout.encoding or "ascii"))
+            notes = server.write().notes
+            typer.echo(server.text(name, sys.stdout.encoding or "ascii", notes))
             server.make().run(sockets=[listening])
             return
         address = f"http://{serve.HOST}:{taken}/"

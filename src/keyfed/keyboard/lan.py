@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ from keyfed.deploy.certificates import (
 )
 from keyfed.errors import ConfigError, DeployError
 from keyfed.keyboard import serve
-from keyfed.keyboard.site import files_served, write_site
+from keyfed.keyboard.site import Site, files_served, write_site
 
 if TYPE_CHECKING:
     import uvicorn
@@ -128,21 +129,25 @@ class LanServer:
     def address(self) -> str:
         return f"https://{self.host}:{self.port}/"
 
+    def write(self) -> Site:
+        """Write the site."""
+        return write_site(self.export, self.folder)
+
     def make(self) -> uvicorn.Server:
-        """Write the site and return its server."""
-        write_site(self.export, self.folder)
+        """Return the server of the site, which was written."""
         find = files_served(self.folder, {CERTIFICATE: self.certificate / CA_CERT})
         app = serve.app_of(find, (self.host,), self.port, 443)
         return serve.make_server(app, (self.certificate / SERVER_CERT, self.certificate / SERVER_KEY))
 
-    def text(self, name: str, encoding: str = "utf-8") -> str:
-        """What the terminal shows: the address, also for a camera, and how to trust the certificate."""
+    def text(self, name: str, encoding: str = "utf-8", notes: Sequence[str] = ()) -> str:
+        """What the terminal shows: the address, also for a camera, notes, and how to trust the certificate."""
         code = drawn(self.address, encoding)
         return "\n".join(
             [
                 f"{self.address}  types on {name}; Ctrl-C ends it",
                 *([code] if code else []),
                 "Everybody in this network can open it. What is typed stays on the phone.",
+                *notes,
                 "The browser warns of the certificate: go on to the page. Until the phone trusts the certificate, the",
                 "page types and suggests, but it cannot be installed, and a reload needs this machine.",
                 "To trust it:",

@@ -4,7 +4,8 @@ It never receives text: there is no route that takes any, only GET and HEAD are 
 may be read is a list made beforehand (the page's own files, the files an export's manifest names), so no path can lead
 out of it. A request with another Host is refused: a web site that makes its name point to 127.0.0.1 gets nothing.
 
-A file is sent gzipped where the browser takes that, and not at all (304) where the browser has it already.
+A file is sent gzipped where the browser takes that, and not at all (304) where the browser has it already. What is not
+gzipped is read piece by piece as it is sent, and at most `MOST_CONNECTIONS` are answered at a time.
 
 The page can be installed from 127.0.0.1, but has no service worker there. One address serves many runs, and a service
 worker would answer with the model of the one before. A site (`site`) has one.
@@ -20,7 +21,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,6 +75,8 @@ HEADERS = {
 }
 FRESH, CHECKED = "no-store", "no-cache"  # the manifest is never kept; other files are requested again
 LEVEL = 6  # of gzip
+PIECE = 1 << 16  # bytes of a file that are read at a time
+MOST_CONNECTIONS = 64  # others get 503 until one of them ends
 WORTH = 0.9  # of a file's bytes that gzip may need, or the file is sent as it is
 
 
@@ -149,10 +152,11 @@ def app_of(find: Finder, names: Sequence[str], port: int, left_out: int) -> ASGI
     need("starlette")
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import PlainTextResponse, Response
+    from starlette.responses import PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
 
     held: dict[Path, Sent] = {}
+    locks: dict[Path, threading.Lock] = {}
 
     def file(request: Request) -> Response:
         found = find(request.scope["path"])
@@ -160,7 +164,8 @@ def app_of(find: Finder, names: Sequence[str], port: int, left_out: int) -> ASGI
             return PlainTextResponse("not found", 404)
         path, caching = found
         wanted = "gzip" in request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
-        known = _sent(held, path, small=wanted)
+        with locks.setdefault(path, threading.Lock()):  # many requests at a time hash and pack a file no more than one
+            known = _sent(held, path, small=wanted)
         small = known.packed if wanted else None
         tag = f'"{known.tag}{"-gzip" if small else ""}"'  # one tag is one sequence of bytes
         headers = {"cache-control": caching, "etag": tag, "vary": "accept-encoding"}
@@ -170,10 +175,20 @@ def app_of(find: Finder, names: Sequence[str], port: int, left_out: int) -> ASGI
         headers["content-type"] = type_of(path.name)
         if small:
             headers["content-encoding"] = "gzip"
-        return Response(small or path.read_bytes(), headers=headers)
+            return Response(small, headers=headers)
+        headers["content-length"] = str(known.version[1])
+        if request.method == "HEAD":
+            return Response(headers=headers)
+        return StreamingResponse(_pieces(path), headers=headers)
 
     hosts = {f"{name}:{port}" for name in names}
     return _Guard(Starlette(routes=[Route("/{path:path}", file)]), hosts | set(names) if port == left_out else hosts)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            yield piece
 
 
 def type_of(name: str) -> str:
@@ -247,7 +262,8 @@ def make_server(app: ASGIApp, certificate: tuple[Path, Path] | None = None) -> u
     chain, key = certificate or (None, None)
     config = uvicorn.Config(
         app, access_log=False, log_level="error", server_header=False, lifespan="off", ws="none", http="h11",
-        loop="asyncio", timeout_graceful_shutdown=1, ssl_certfile=chain, ssl_keyfile=key,
+        loop="asyncio", limit_concurrency=MOST_CONNECTIONS + 1, timeout_graceful_shutdown=1,  # it refuses at its limit
+        ssl_certfile=chain, ssl_keyfile=key,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import http.client
+import json
 import os
 import socket
 import ssl
@@ -19,7 +20,7 @@ pytest.importorskip("segno")
 
 from keyfed.deploy import certificates
 from keyfed.errors import ConfigError, DeployError
-from keyfed.keyboard import lan, serve, site
+from keyfed.keyboard import bundle, lan, serve, site
 
 HERE = "127.0.0.1"
 
@@ -35,6 +36,7 @@ def running(home, exported, tmp_path):
     """A server at 127.0.0.1 as at any address of a network."""
     with serve.listen(0, HERE) as listening:
         one = lan.LanServer(exported, tmp_path / "site", HERE, listening.getsockname()[1], lan.kept_certificate(HERE))
+        one.write()
         server = one.make()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -85,6 +87,18 @@ def test_what_is_shown_says_where_what_and_how(running):
     ):  # fmt: skip
         assert said in text
     assert "█" not in running.text("the base model", "ascii")
+
+
+def test_what_to_know_before_a_model_is_given_away_is_shown(keyfed, exported, home, monkeypatch):
+    manifest = json.loads((exported / bundle.MANIFEST).read_text())
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    arguments = ("keyboard", exported, "--lan", "--address", HERE, "--port", 0)
+    code, plain, _ = keyfed(*arguments)
+    (exported / bundle.MANIFEST).write_text(json.dumps({**manifest, "privacy": {"epsilon": 8.0}}))
+    _, private, err = keyfed(*arguments)
+    assert code == 0, err
+    assert "trained with --dp" not in plain
+    assert set(site.notes_on({"privacy": {}})) <= set(private.splitlines())
 
 
 def test_a_certificate_is_private_and_kept_until_it_expires(home):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -9,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -238,6 +240,63 @@ def test_what_gzip_does_not_make_smaller_is_sent_as_it_is(ask, export):
     assert (status, body) == (200, (export / bundle.WEIGHTS).read_bytes())
     assert "content-encoding" not in headers
     assert ask("/model/weights.safetensors", accept_encoding="gzip", if_none_match=headers["etag"])[0] == 304
+
+
+def test_a_large_file_is_read_piece_by_piece(web, export, monkeypatch):
+    """By what is read at a time and what is sent at a time."""
+    data = os.urandom(3 * serve.PIECE + 5)
+    (export / bundle.WEIGHTS).write_bytes(data)
+    app = serve.make_app(export, 80, web)
+
+    def messages(method):
+        sent = []
+        scope = {
+            "type": "http", "method": method, "path": "/model/weights.safetensors", "query_string": b"",
+            "headers": [(b"host", b"localhost")], "asgi": {"spec_version": "2.4"},
+        }  # fmt: skip
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        asyncio.run(app(scope, receive, send))
+        assert (b"content-length", str(len(data)).encode()) in sent[0]["headers"]
+        return [message["body"] for message in sent[1:]]
+
+    assert b"".join(messages("GET")) == data  # its sum is known from now on
+    whole = Path.read_bytes
+    monkeypatch.setattr(
+        Path, "read_bytes", lambda path: whole(path) if path.suffix == ".json" else pytest.fail("whole")
+    )
+    bodies = messages("GET")
+    assert b"".join(bodies) == data
+    assert max(map(len, bodies)) == serve.PIECE
+    assert messages("HEAD") == [b""]
+
+
+def test_at_most_so_many_connections_are_answered(monkeypatch, request):
+    """Others get 503, until one of them ends."""
+    monkeypatch.setattr(serve, "MOST_CONNECTIONS", 3)
+    ask = request.getfixturevalue("ask")
+    idle = [socket.create_connection(("127.0.0.1", ask.port), timeout=20) for _ in range(3)]
+    for one in idle:  # each is accepted
+        one.sendall(b"GET / HTTP/1.1\r\n")
+    try:
+        assert reaches(lambda: ask("/")[0] == 503)
+        idle.pop().close()
+        assert reaches(lambda: ask("/")[0] == 200)
+    finally:
+        for one in idle:
+            one.close()
+
+
+def reaches(condition):
+    end = time.monotonic() + 20
+    while not (met := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return met
 
 
 def test_a_taken_port_is_one_line_and_zero_finds_a_free_one():
