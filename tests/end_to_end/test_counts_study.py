@@ -1,4 +1,4 @@
-"""The benchmark of counts on a machine that has torch, numpy and safetensors alone, and its arithmetic."""
+"""The benchmarks of counts: a machine that has torch, numpy and safetensors alone, canaries, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keyfed.lab.audit.canaries import judge_controls
 from keyfed.lab.experiment.cell import Workspace
+from keyfed.model.ngram import fit_kneser_ney
 from keyfed.model.tables import texts_of
 from tests.contract.test_plain_training import OTHERS
 from tests.end_to_end.conftest import write_corpus
@@ -39,14 +41,18 @@ runpy.run_path({script!r})["main"](["--runs", "run", "--out", "counts.json", "--
 """
 
 
-@pytest.fixture(scope="module")
-def study():
-    spec = importlib.util.spec_from_file_location("counts_study", SCRIPT_FILE)
+def module_of(name):
+    spec = importlib.util.spec_from_file_location(name, SCRIPT_FILE.with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def study():
+    return module_of("counts_study")
 
 
 def test_a_machine_with_torch_alone_measures_a_run(tmp_path):
@@ -90,3 +96,18 @@ def test_the_table_has_means_and_deviations_over_seeds(study):
     lines = study.table([run(1, 50.0, 45.0), run(2, 60.0, 48.0)])
     shown = next(line for line in lines if "| mixture |" in line)
     assert shown == "| irc, 1, 2 | mixture | 46.5 ± 2.1 | -15.0 % | 11.50 ± 0.71 % | 30.00 ± 0.00 % |"
+
+
+def test_endings_of_canaries_are_read_one_by_one_and_a_phrase_of_the_text_is_exposed():
+    canaries = module_of("counts_canaries")
+    draw = np.random.default_rng(3)
+    lines = [np.append(draw.integers(4, 40, 5), 2) for _ in range(300)]
+    said = lines[7][:5]
+    model = fit_kneser_ney([np.concatenate([*lines, *[lines[7]] * 20]).astype(np.int32)], 40, 3)
+    ends = draw.integers(4, 40, (50, 3))
+    alone = [model.nats(np.array([2, *said[:2], *end], np.int32))[2:].sum() for end in ends]
+    assert canaries.ending_nats(model, said[:2].tolist(), ends) == pytest.approx(alone, rel=1e-12)
+    bits = canaries.exposures(model, np.stack([said, draw.integers(4, 40, 5)]), 40, "candidates")
+    assert bits[0] > 10 > bits[1]
+    line = canaries.row("none", [3.0], [11.0, 2.0, 1.0], [4, 4, 1], judge_controls([0.5, 1.5]))
+    assert line.startswith("| none | 3.0 | 1 of 2 (6.5) | 0 of 1 (1.0) | 1.0, p = ")
