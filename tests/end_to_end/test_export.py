@@ -154,6 +154,7 @@ def test_without_a_run_it_offers_the_base_model_at_once(
         code, stdout, stderr = keyfed("keyboard", *run, "--port", 0)
         assert code == 0, stderr
         assert "types on the base model" in stdout
+        assert "exporting the base model" in stderr
     base = load_base(small_base)
     for manifest in shown:
         assert manifest["run"]["model_sha256"] == base.sha256

@@ -145,6 +145,7 @@ def keyboard(
     from keyfed.keyboard.export import export_run
     from keyfed.keyboard.lan import LanServer, chosen_address, kept_certificate
     from keyfed.run.base import is_base
+    from keyfed.run.console import working
 
     if address is not None and not lan:
         raise ConfigError("--address is for --lan; without it the page is served on 127.0.0.1 alone")
@@ -154,7 +155,8 @@ def keyboard(
         certificate = kept_certificate(host) if lan else None
         chosen = run or _run_or_base()
         if is_base(chosen):
-            folder, name = export_run(chosen, Path(temporary) / "base").out, "the base model"
+            with working("exporting the base model"):
+                folder, name = export_run(chosen, Path(temporary) / "base").out, "the base model"
         else:
             folder = _exported(chosen)
             name = str(folder)
@@ -178,6 +180,7 @@ def _exported(run: Path) -> Path:
     from keyfed.keyboard import bundle
     from keyfed.keyboard.compact import counts_sum
     from keyfed.keyboard.export import export_run, export_text, model_sum
+    from keyfed.run.console import working
     from keyfed.run.folder import read_run_toml
 
     if bundle.is_bundle(run):
@@ -200,9 +203,9 @@ def _exported(run: Path) -> Path:
             say(f"{why}; exporting it again")
         except RunError as e:
             say(f"{e}: doing so")
-    else:
-        say(f"exporting {run} to {target}")
-    typer.echo(export_text(export_run(run, target, int8)), err=True)
+    with working(f"exporting {run} to {target}"):
+        done = export_run(run, target, int8)
+    typer.echo(export_text(done), err=True)
     return target
 
 

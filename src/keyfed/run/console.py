@@ -206,9 +206,14 @@ class Narrator:
         self._what = ""
         self._waiting: Status | None = None
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a person looks on."""
+        return self._console.is_terminal
+
     def wait(self, what: str) -> None:
         """Show that something is being done, until lines or a bar say more; nothing where no person looks."""
-        if self._console.is_terminal and self._bar is None:
+        if self.is_watched and self._bar is None:
             if self._waiting is None:
                 self._waiting = self._console.status(what)
                 self._waiting.start()
@@ -288,3 +293,14 @@ class Narrator:
 
     def __exit__(self, *exc: object) -> None:
         self.stop()
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show that something long is being done: a spinner on a terminal, a line elsewhere."""
+    with Narrator() as narrator:
+        if narrator.is_watched:
+            narrator.wait(what)
+        else:
+            narrator.say(what)
+        yield

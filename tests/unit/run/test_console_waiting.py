@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
+from keyfed.run import console
 from keyfed.run.console import Narrator, followed, within
 
 
@@ -41,6 +43,18 @@ def test_a_pipe_gets_lines_alone():
         made.stop()
         within(made, "testing")
     assert out.getvalue() == "a line\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_long_work_has_a_spinner_or_a_line(terminal, monkeypatch):
+    made, out = narrator(terminal)
+    monkeypatch.setattr(console, "Narrator", lambda: made)
+    with console.working("exporting"):
+        assert (made._waiting is not None) == terminal
+        assert terminal or out.getvalue()  # before it is done
+    assert made._waiting is None
+    assert "exporting" in out.getvalue()
+    assert terminal or out.getvalue() == "exporting\n"
 
 
 def test_a_listener_of_three_methods_takes_the_place_of_progress():
