@@ -167,15 +167,22 @@ def choose(page: Any, name: str, value: str) -> None:
     page.focus("#text")
 
 
+# Where the keys of the letters' page are, by character: looking for each would cost the page what is measured.
+BOXES = """
+() => Object.fromEntries([...document.querySelectorAll(".key[data-key]")].map((key) =>
+  [key.dataset.key, key.getBoundingClientRect().toJSON()]))
+"""
+
+
 def type_sentences(page: Any, sentences: list[str], pause: float, on_screen: bool) -> int:
     """Type at a steady pace; return the number of keys."""
     draw = random.Random(1)
+    boxes: dict[str, Any] = page.evaluate(BOXES) if on_screen else {}
     keys = 0
     for sentence in sentences:
         for character in sentence + "\n":
-            key = page.locator(f'.key[data-key="{character}"]') if on_screen and character != "\n" else None
-            if key is not None and key.count():
-                box = key.bounding_box()
+            box = boxes.get(character)
+            if box is not None:
                 middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
                 page.mouse.click(*(m + draw.gauss(0, 0.12) * box["width"] for m in middle), delay=40)  # a finger rests
             elif character == "\n":

@@ -24,7 +24,7 @@ def test_the_menu_of_a_suggestion_shows_its_word(keyboard, place):
     """Nothing of “Never suggest …” is cut off, and it lies inside the page."""
     keyboard.type("thank y")
     expect(keyboard.slot("middle")).to_have_text("you")
-    keyboard.slot(place).evaluate("(slot) => { slot.firstChild.nodeValue = 'extraordinarily'; }")
+    keyboard.slot(place).evaluate("(slot) => { slot.firstChild.textContent = 'extraordinarily'; }")
     keyboard.hold(place)
     item = keyboard.page.locator(".menu .block")
     assert item.evaluate("(item) => item.scrollWidth <= item.clientWidth")

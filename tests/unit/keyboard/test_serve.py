@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -327,3 +328,20 @@ def test_a_browser_is_opened_only_where_there_is_a_display(monkeypatch):
     while not opened and time.monotonic() < end:
         time.sleep(0.01)
     assert opened == ["http://127.0.0.1:1/"]
+
+
+@pytest.mark.parametrize("start", ["page.mjs", "worker.mjs"])
+def test_no_module_waits_for_another(start):
+    """All that the page imports is preloaded, and the worker names all of its modules: no layer waits for another."""
+
+    def imported(name: str) -> set[str]:
+        return set(re.findall(r'^import [^;]*?"\./([\w.]+)";', (serve.WEB / name).read_text("utf-8"), re.MULTILINE))
+
+    reached, waiting = set(), {start}
+    while waiting:
+        found = imported(waiting.pop())
+        waiting |= found - reached
+        reached |= found
+    preloaded = re.findall(r'rel="modulepreload" href="([^"]+)"', (serve.WEB / "index.html").read_text("utf-8"))
+    assert sorted(reached) == (sorted(preloaded) if start == "page.mjs" else sorted(imported(start)))
+    assert len(reached) > 10

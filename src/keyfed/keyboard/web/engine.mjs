@@ -4,9 +4,11 @@
  * (`personal.mjs`). It knows no DOM, no network and no storage, so that it runs in a worker and in node alike.
  */
 
+import { othersFirst } from "./breath.mjs";
 import { allCapitals, capitalised, hasInnerCapital, isWordAndBlank, pick, put, startsSentence } from "./casing.mjs";
 import { complete } from "./characters.mjs";
 import { anchored, belongs, hasBlank, Numbers, previousWord, readContext, sizeOf } from "./context.mjs";
+import { SETTINGS } from "./defaults.mjs";
 import { fold } from "./layout.mjs";
 import { Personal } from "./personal.mjs";
 import { Predictor } from "./predict.mjs";
@@ -42,25 +44,7 @@ const SPELT = 5; // completions of a character model; some may be held back
  * @typedef {{aborted: boolean}} Signal
  */
 
-/**
- * @typedef {object} Settings
- * @property {"ngram" | "network" | "federated" | "personal"} source  counts alone; network alone; both mixed, where there
- *   are counts; the same and this device's words
- * @property {boolean} autocorrect  a separator may replace the typed word
- * @property {boolean} learn        finished words are counted
- * @property {boolean} incognito    nothing is learnt, and what was learnt is not suggested
- * @property {boolean} emoji        an emoji may take the right slot
- * @property {boolean} filter       offensive words are neither suggested nor corrected to
- * @property {boolean} fullstop     two blanks, the second one quick, make a full stop
- * @property {string} layout        a name in layouts.json
- * @property {"once"|"lock"|"off"} [shift]  what a person did with the shift key; not named: the text decides
- */
-
-/** What holds where a caller names no setting. @type {Settings} */
-export const SETTINGS = Object.freeze({
-  source: "personal", autocorrect: true, learn: true, incognito: false, emoji: true, filter: true,
-  fullstop: true, layout: "qwerty",
-});
+/** @typedef {import("./defaults.mjs").Settings} Settings */
 
 /**
  * `text` is what is shown and put into the text, `word` what is blocked or forgotten: folded, and for an emoji the word
@@ -392,16 +376,4 @@ function unsealed(text, sealed) {
 function aligned(taps, typed) {
   const size = sizeOf(typed);
   return Array.from({ length: size }, (_, i) => taps[taps.length - size + i] ?? null);
-}
-
-/** Lets the messages in that have arrived meanwhile, without the pause of a timer. */
-function othersFirst() {
-  return new Promise((resolve) => {
-    const { port1, port2 } = new MessageChannel();
-    port1.onmessage = () => {
-      port1.close();
-      resolve();
-    };
-    port2.postMessage(null);
-  });
 }

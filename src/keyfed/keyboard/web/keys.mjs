@@ -50,6 +50,7 @@ export class Keyboard {
   #popup;
   #shownFor = null; // the finger that the bubble belongs to
   #unit = { width: 1, height: 1 };
+  #width = 0; // of the whole keyboard
 
   /**
    * @param {HTMLElement} root
@@ -113,8 +114,8 @@ export class Keyboard {
       return line;
     });
     this.#popup = document.createElement("div");
-    this.#popup.className = "popup";
-    this.#popup.hidden = true;
+    this.#popup.append(this.#bubble("", true));
+    this.#popup.className = "popup single";
     if (page === "emoji") drawn.unshift(this.#pictures.root);
     this.#root.dataset.page = page;
     this.#root.replaceChildren(...drawn, this.#popup);
@@ -156,6 +157,7 @@ export class Keyboard {
 
   #measure() {
     const origin = this.#root.getBoundingClientRect();
+    this.#width = this.#root.clientWidth;
     for (const entry of this.#keys) {
       const box = entry.button.getBoundingClientRect();
       entry.box = { x: box.x - origin.x, y: box.y - origin.y, width: box.width, height: box.height };
@@ -171,7 +173,7 @@ export class Keyboard {
     [this.#shift, this.#auto] = [state, auto];
     this.#root.dataset.shift = state;
     for (const { key, button, label } of this.#keys) {
-      if (key.kind === "letter") label.textContent = this.#cased(key.id);
+      if (key.kind === "letter") label.firstChild.nodeValue = this.#cased(key.id);
       if (key.kind === "shift") button.setAttribute("aria-pressed", String(state !== "off"));
       if (key.kind === "shift") button.setAttribute("aria-label", state === "lock" ? "Capitals locked" : "Shift");
     }
@@ -183,8 +185,8 @@ export class Keyboard {
 
   // ---------------------------------------------------------------- pointers
 
-  #at(event) {
-    const origin = this.#root.getBoundingClientRect();
+  /** Where an event is; the keyboard stays in its place as long as a finger is down, so it is looked up once a touch. */
+  #at(event, origin) {
     return [event.clientX - origin.x, event.clientY - origin.y];
   }
 
@@ -220,7 +222,8 @@ export class Keyboard {
     if (event.target.closest?.(".pictures")) return; // no key, and it scrolls
     event.preventDefault(); // the text field keeps the focus
     for (const other of this.#touches.values()) this.#commit(other, event.timeStamp); // a second thumb: the first is done
-    const [x, y] = this.#at(event);
+    const origin = this.#root.getBoundingClientRect();
+    const [x, y] = this.#at(event, origin);
     const entry = this.#nearest(x, y);
     if (!entry) return;
     try {
@@ -228,7 +231,7 @@ export class Keyboard {
     } catch {
       // A pointer that is already gone cannot be captured; its release ends the press all the same.
     }
-    const touch = { id: event.pointerId, entry, x, y, points: [[x, y]], swiping: false, done: false, choice: null, timer: 0 };
+    const touch = { id: event.pointerId, entry, origin, x, y, points: [[x, y]], swiping: false, done: false, choice: null, timer: 0 };
     this.#touches.set(event.pointerId, touch);
     entry.button.classList.add("pressed");
     const { key } = entry;
@@ -246,17 +249,17 @@ export class Keyboard {
   #move(event) {
     const touch = this.#touches.get(event.pointerId);
     if (!touch || touch.done) return;
-    const [x, y] = this.#at(event);
+    const [x, y] = this.#at(event, touch.origin);
     if (touch.choices) return this.#choose(touch, x);
     const { kind } = touch.entry.key;
     if (kind === "space") return this.#slide(touch, x, y);
     if (kind !== "letter") return;
-    for (const part of event.getCoalescedEvents?.() ?? []) touch.points.push(this.#at(part));
+    for (const part of event.getCoalescedEvents?.() ?? []) touch.points.push(this.#at(part, touch.origin));
     touch.points.push([x, y]);
     if (!touch.swiping && Math.hypot(x - touch.x, y - touch.y) > SWIPE_FROM * this.#unit.width) {
       touch.swiping = true;
       clearTimeout(touch.timer);
-      this.#popup.hidden = true;
+      this.#popup.classList.remove("shown");
       touch.entry.button.classList.remove("pressed");
       this.#root.classList.add("swiped"); // from the first swipe on there is a canvas for the trail
     }
@@ -282,7 +285,7 @@ export class Keyboard {
   #up(event) {
     const touch = this.#touches.get(event.pointerId);
     if (!touch) return;
-    if (touch.swiping) touch.points.push(this.#at(event));
+    if (touch.swiping) touch.points.push(this.#at(event, touch.origin));
     this.#commit(touch, event.timeStamp);
     this.#touches.delete(event.pointerId);
   }
@@ -299,7 +302,7 @@ export class Keyboard {
     // The character comes first, the looks of the key with the next frame.
     requestAnimationFrame(() => {
       touch.entry.button.classList.remove("pressed", "sliding");
-      if (this.#shownFor === touch) this.#popup.hidden = true;
+      if (this.#shownFor === touch) this.#popup.classList.remove("shown");
     });
   }
 
@@ -350,7 +353,9 @@ export class Keyboard {
   #preview(touch) {
     const { entry } = touch;
     this.#shownFor = touch;
-    this.#popup.replaceChildren(this.#bubble(entry.key.kind === "letter" ? this.#cased(entry.key.id) : entry.key.id, true));
+    const char = entry.key.kind === "letter" ? this.#cased(entry.key.id) : entry.key.id;
+    if (this.#popup.childElementCount > 1) this.#popup.replaceChildren(this.#bubble(char, true));
+    else this.#popup.firstChild.firstChild.nodeValue = char;
     this.#place(entry);
   }
 
@@ -361,7 +366,7 @@ export class Keyboard {
     this.#popup.classList.toggle("many", variants.length > 7);
     // The first variant stands above the finger, the next ones right of it as far as there is room, the rest left of it.
     const middle = touch.entry.box.x + touch.entry.box.width / 2;
-    const right = Math.min(variants.length - 1, Math.max(0, Math.floor((this.#root.clientWidth - 8 - middle - width / 2) / width)));
+    const right = Math.min(variants.length - 1, Math.max(0, Math.floor((this.#width - 8 - middle - width / 2) / width)));
     touch.choices = [...variants.slice(right + 1).reverse(), ...variants.slice(0, right + 1)];
     touch.choice = variants.length - 1 - right;
     this.#popup.replaceChildren(...touch.choices.map((char, i) => this.#bubble(char, i === touch.choice)));
@@ -372,15 +377,16 @@ export class Keyboard {
   #bubble(char, chosen) {
     const bubble = document.createElement("span");
     bubble.className = chosen ? "bubble chosen" : "bubble";
-    bubble.textContent = char;
+    bubble.append(document.createTextNode(char));
     return bubble;
   }
 
   /** Show the bubbles above a key, their left edge at `left`; in its middle where none is named. */
   #place({ box }, left = box.x + box.width / 2 - ONE / 2) {
-    const popup = this.#popup;
-    popup.hidden = false;
-    const room = this.#root.clientWidth - (popup.children.length > 1 ? popup.offsetWidth : ONE) - 4;
+    const popup = this.#popup, many = popup.childElementCount > 1;
+    popup.classList.add("shown");
+    popup.classList.toggle("single", !many);
+    const room = this.#width - (many ? popup.offsetWidth : ONE) - 4;
     const x = Math.min(Math.max(left, 4), Math.max(room, 4));
     popup.style.transform = `translate(${x}px, ${box.y - 6}px) translateY(-100%)`;
   }

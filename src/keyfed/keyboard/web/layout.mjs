@@ -1,5 +1,7 @@
 /** Where the keys lie: one key is one unit wide and high, the upper left corner of the layout is (0, 0). */
 
+const PLAIN = /^[a-z]*$/; // most words: nothing to do
+
 /**
  * A word as the lexicon writes it: lower case, code point by code point, and plain apostrophes and hyphens. A character
  * whose lower case is several code points keeps the first, so that a word never changes its length.
@@ -7,6 +9,7 @@
  * @param {Object<string, string>} plainJoints  constants.json
  */
 export function fold(word, plainJoints) {
+  if (PLAIN.test(word)) return word;
   let folded = "";
   for (const c of word) folded += Object.hasOwn(plainJoints, c) ? plainJoints[c] : firstOf(c.toLowerCase());
   return folded;

@@ -6,8 +6,11 @@ import { fold } from "./layout.mjs";
 import { Trie } from "./trie.mjs";
 import { Speller } from "./typed.mjs";
 
+const PLAIN = /^[a-z][a-z'-]*$/; // most words: quicker to see than what Unicode says of each character
+
 /** Whether a vocabulary entry is a word or number of bearable length, without control characters. */
 export function isSuggestible(word, k) {
+  if (PLAIN.test(word)) return word.length <= k.longest_word;
   return isWordlike(word) && sizeOf(word) <= k.longest_word && !hasControl(word);
 }
 
@@ -28,21 +31,28 @@ export class Lexicon {
     this.words = sorted.map(({ word }) => word);
     /** Folded, ascending. */
     this.keys = sorted.map(({ key }) => key);
-    this.ids = Int32Array.from(sorted, ({ id }) => id);
+    this.ids = new Int32Array(sorted.length);
+    for (let place = 0; place < sorted.length; place++) this.ids[place] = sorted[place].id;
     this.k = k;
-    this.trie = new Trie(this.keys);
-    const costs = () => new Float64Array(sorted.length);
-    this.costs = { of: null, whole: costs(), beginning: costs() };
+    this.trie = null;
+    this.costs = null;
     this.use(layout);
   }
 
   /** Another layout: other keys are neighbours. */
   use(layout) {
     this.layout = layout;
-    this.speller = new Speller(this.trie, layout, this.k);
-    this.states = [this.speller.start()];
+    this.states = [];
     this.pressed = [];
     this.swiped = null;
+  }
+
+  /** The tree and nothing typed yet; made when the first letter comes, as the next word needs neither. */
+  #begin() {
+    this.trie ??= new Trie(this.keys);
+    const costs = () => new Float64Array(this.keys.length);
+    this.costs ??= { of: null, whole: costs(), beginning: costs() };
+    this.states = [new Speller(this.trie, this.layout, this.k).start()];
   }
 
   /** Swipe paths of the words; made when the first swipe comes. */
@@ -52,8 +62,16 @@ export class Lexicon {
 
   /** The places of all words that fold to a key: from … to − 1. */
   range(key) {
-    const node = this.trie.find(key);
-    return node < 1 ? { from: 0, to: 0 } : { from: this.trie.from[node], to: this.trie.ends[node] };
+    const { keys } = this;
+    let from = 0, end = keys.length;
+    while (from < end) {
+      const middle = (from + end) >> 1;
+      if (keys[middle] < key) from = middle + 1;
+      else end = middle;
+    }
+    let to = from;
+    while (to < keys.length && keys[to] === key) to++;
+    return { from, to };
   }
 
   /** Whether a word folds to a key. */
@@ -77,6 +95,7 @@ export class Lexicon {
    * @returns {{whole: Float64Array, beginning: Float64Array}}  by place
    */
   typing(typed, taps) {
+    if (!this.states.length) this.#begin();
     const pressed = [...fold(typed, this.k.plain_joints)].map((c, i) => ({ c, tap: taps[i] ?? null }));
     let same = 0;
     while (same < pressed.length && same < this.pressed.length && isSameKey(pressed[same], this.pressed[same])) same++;

@@ -8,6 +8,12 @@ export class Meter {
   #model = [];
   #rank = [];
   #superseded = 0;
+  #frame = new MessageChannel();
+  #starts = []; // of the keys whose frame is being painted
+
+  constructor() {
+    this.#frame.port1.onmessage = () => push(this.#painted, performance.now() - this.#starts.shift());
+  }
 
   /** A strip was just written into the DOM for an input event at `start`. */
   record(start, timing) {
@@ -18,12 +24,8 @@ export class Meter {
     }
     // The frame callback runs before the paint of that frame, a message sent from it after.
     requestAnimationFrame(() => {
-      const { port1, port2 } = new MessageChannel();
-      port1.onmessage = () => {
-        push(this.#painted, performance.now() - start);
-        port1.close();
-      };
-      port2.postMessage(null);
+      this.#starts.push(start);
+      this.#frame.port2.postMessage(null);
     });
   }
 

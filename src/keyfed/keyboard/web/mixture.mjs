@@ -40,10 +40,11 @@ export function everyday(logp, { tilt, keepsUnknown }, k) {
  * @param {{ids: Int32Array}} lexicon
  * @param {Spread} spread
  * @param {object} k  constants.json
+ * @param {Float64Array} [scores]  written over: half a megabyte a word is much for the collector
  */
-export function lexiconScores(logp, { ids }, spread, k) {
+export function lexiconScores(logp, { ids }, spread, k, scores = new Float64Array(ids.length)) {
   const model = everyday(logp, { tilt: spread.tilt, keepsUnknown: spread.logs !== null }, k);
-  const scores = new Float64Array(ids.length), { logs } = spread, unknown = model[UNK];
+  const { logs } = spread, unknown = model[UNK];
   for (let i = 0; i < scores.length; i++) scores[i] = ids[i] >= 0 ? model[ids[i]] : unknown + logs[i];
   return scores;
 }

@@ -1,5 +1,6 @@
 /** The exported model in the browser: fetch and check its files, and remember the states of the text by position. */
 
+import { othersFirst } from "./breath.mjs";
 import { lineRead } from "./context.mjs";
 import { Network } from "./network.mjs";
 import { readTensors } from "./safetensors.mjs";
@@ -98,7 +99,7 @@ class Reader {
     this.#answer = null;
     let step = null;
     for (let at = from; at < ids.length; at++) {
-      if (at % 16 === 15) await breath(); // let newer messages of the worker in
+      if (at % 16 === 15) await othersFirst(); // newer messages of the worker
       if (signal?.aborted) return null;
       step = this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero());
       this.#ids.push(ids[at]);
@@ -152,12 +153,3 @@ export class CharacterSource {
     };
   }
 }
-
-const breath = () => new Promise((resolve) => {
-  const { port1, port2 } = new MessageChannel();
-  port1.onmessage = () => {
-    port1.close();
-    resolve();
-  };
-  port2.postMessage(null);
-});

@@ -33,7 +33,7 @@ async function table(name) {
 
 class Page {
   #constants;
-  #store = new Store();
+  #store;
   #settings;
   #personal = "";
   #meter = new Meter();
@@ -48,8 +48,9 @@ class Page {
   #nextAction = 1;
   #report = 0; // the timer of the next report
 
-  constructor(layouts, constants, { groups }) {
-    this.#constants = constants;
+  /** @param {Store} store  then the tables of these names */
+  constructor(store, layouts, constants, { groups }) {
+    [this.#store, this.#constants] = [store, constants];
     const names = Object.keys(layouts);
     this.#settings = this.#store.settings(names);
     this.strip = new SuggestionStrip(byId("strip"), byId("live"), {
@@ -106,18 +107,6 @@ class Page {
 
   // ---------------------------------------------------------------- the worker
 
-  start() {
-    const failed = (message) => this.#failed(message);
-    try {
-      this.#worker = new Worker(scriptAddress("worker.mjs"), { type: "module", name: "keyfed" });
-    } catch (error) {
-      return failed(`the browser lets no worker run: ${error.message}`);
-    }
-    this.#worker.onmessage = ({ data }) => this.#receive(data);
-    this.#worker.onerror = (event) => failed(event.message || "its script could not be loaded");
-    this.#worker.postMessage({ kind: "load", page: PAGE.href, model: MODEL.href, personal: this.#store.personal() });
-  }
-
   #ask(kind, message) {
     if (this.#ready) this.#worker.postMessage({ kind, ...message });
     return this.#ready;
@@ -131,7 +120,9 @@ class Page {
     return this.#ask(kind, { ...message, request: { ...message.request, sealed } });
   }
 
-  #receive(data) {
+  /** A message of the worker. */
+  receive(worker, data) {
+    this.#worker = worker;
     if (data.kind === "strip") this.#show(data.version, data.strip);
     else if (data.kind === "edit") this.editor.receive(data);
     else if (data.kind === "swiped") this.editor.receiveSwipe(data);
@@ -139,7 +130,7 @@ class Page {
     else if (data.kind === "changed") this.#acted(data);
     else if (data.kind === "ready") this.#started(data);
     else if (data.kind === "loading") byId("model-line").textContent = `loading … ${data.name} is here`;
-    else if (data.kind === "failed") this.#failed(data.message);
+    else if (data.kind === "failed") this.failed(data.message);
     else if (data.kind === "trouble") this.#notice(`Something went wrong: ${data.message}`, true);
   }
 
@@ -168,7 +159,7 @@ class Page {
     this.#keepOffline();
   }
 
-  #failed(message) {
+  failed(message) {
     this.#ready = false;
     byId("model-line").textContent = "no suggestions";
     this.#notice(`No suggestions: ${message}. You can still type.`, true);
@@ -346,9 +337,24 @@ function separator({ closing_joints: joints }) {
   return (char) => !/[\p{L}\p{M}\p{N}]/u.test(char) && !joints.includes(char);
 }
 
+/** Start the worker, which loads the model while the page is being made; what it says waits for the page. */
+function startWorker(page, store) {
+  const failed = (message) => page.then((one) => one.failed(message), () => {});
+  try {
+    const worker = new Worker(scriptAddress("worker.mjs"), { type: "module", name: "keyfed" });
+    worker.onmessage = ({ data }) => page.then((one) => one.receive(worker, data), () => worker.terminate());
+    worker.onerror = (event) => failed(event.message || "its script could not be loaded");
+    worker.postMessage({ kind: "load", page: PAGE.href, model: MODEL.href, personal: store.personal() });
+  } catch (error) {
+    failed(`the browser lets no worker run: ${error.message}`);
+  }
+}
+
 try {
-  const tables = await Promise.all(["layouts", "constants", "pictures"].map(table));
-  new Page(...tables).start();
+  const store = new Store();
+  const page = Promise.all(["layouts", "constants", "pictures"].map(table)).then((tables) => new Page(store, ...tables));
+  startWorker(page, store);
+  await page;
 } catch (error) {
   keepOffline(() => {});
   byId("model-line").textContent = "no keyboard";

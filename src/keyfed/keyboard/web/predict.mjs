@@ -55,7 +55,7 @@ export class Predictor {
     this.#forms = formsOf(forms, dictionary);
     /** Words that are never in lower case. */
     this.#always = dictionary.forms;
-    this.#offensive = tables.offensive.words;
+    this.#offensive = new Set(tables.offensive.words);
     this.lexicon = new Lexicon(entriesOf(vocab, SPECIALS.length, dictionary.words, this.k), this.layout, this.k);
     this.#spread = spreadOver(this.lexicon, dictionary, vocab.tilt ?? null);
   }
@@ -253,7 +253,7 @@ export class Predictor {
     const own = this.#ownWords(), { version } = this.personal;
     const held = this.#mixed;
     if (held.logp !== logp || held.previous !== previous || held.version !== version || held.isOwn !== isOwn) {
-      const model = lexiconScores(logp, this.lexicon, this.#spread, this.k);
+      const model = lexiconScores(logp, this.lexicon, this.#spread, this.k, held.both?.main);
       const both = mixed(model, previous, this.lexicon, own.words, isOwn ? this.personal : null, this.k);
       this.#mixed = { logp, previous, version, isOwn, both };
     }
@@ -268,7 +268,7 @@ export class Predictor {
   }
 
   #isHeldBack(key, { filter }) {
-    return this.personal.blocked.has(key) || (filter && this.#offensive.includes(key));
+    return this.personal.blocked.has(key) || (filter && this.#offensive.has(key));
   }
 
   /** @returns {Lexicon} */

@@ -42,7 +42,7 @@ export class SuggestionStrip {
     slots.forEach((slot, i) => {
       const button = this.#buttons[i];
       const text = slot?.text ?? "";
-      const label = button.firstChild;
+      const label = button.firstChild.firstChild;
       if (label.nodeValue !== text) label.nodeValue = text;
       const kind = slot?.kind ?? "none";
       if (button.dataset.kind !== kind) button.dataset.kind = kind;
@@ -82,7 +82,9 @@ export class SuggestionStrip {
     button.dataset.place = place;
     button.dataset.kind = "none";
     button.disabled = true;
-    button.append(document.createTextNode(""));
+    const label = document.createElement("span"); // its words change the layout of nothing else
+    label.append(document.createTextNode(""));
+    button.append(label);
     button.setAttribute("aria-keyshortcuts", `Alt+${i + 1}`);
     button.addEventListener("pointerdown", (event) => this.#press(event, i));
     for (const end of ["pointerup", "pointerleave", "pointercancel"]) {

@@ -3,13 +3,31 @@
  * a strip only the newest is worth an answer: an older one that waits or runs is dropped.
  */
 
+import { othersFirst } from "./breath.mjs";
 import { readDictionary } from "./dictionary.mjs";
 import { Engine } from "./engine.mjs";
 import { LoadError, fetchedJSON, loadExport, sourceOf } from "./model.mjs";
 import { Mixture, NGram } from "./ngram.mjs";
 
-// Typed once before anybody types: the first run of every function is several times slower than the later ones.
-const WARM = ["", "t", "th", "the", "the ", "the q", "the qu", "the qui", "the quic", "the quikc", "the quick ", "the quick b"];
+// What these import: named here, all of it is requested at once and not one layer after the other.
+import "./casing.mjs";
+import "./characters.mjs";
+import "./context.mjs";
+import "./defaults.mjs";
+import "./gesture.mjs";
+import "./layout.mjs";
+import "./lexicon.mjs";
+import "./mixture.mjs";
+import "./network.mjs";
+import "./personal.mjs";
+import "./predict.mjs";
+import "./safetensors.mjs";
+import "./trie.mjs";
+import "./typed.mjs";
+
+// Typed once before anybody types, behind the text that is there: the first run of every function is several times
+// slower than the later ones.
+const WARM = ["t", "th", "the", "the ", "the q", "the qu", "the qui", "the quic", "the quikc", "the quick ", "the quick b"];
 const TABLES = ["constants", "layouts", "emoji", "offensive"];
 
 let engine = null;
@@ -17,6 +35,7 @@ let saved = ""; // what the page was told last, so that it is told changes only
 let wanted = { aborted: false }; // the signal of the newest request for a strip
 let queue = Promise.resolve();
 let telling = 0;
+let isWarm = false;
 
 self.onmessage = ({ data }) => {
   let signal = null;
@@ -66,7 +85,6 @@ async function load({ page, model, personal }) {
       sources: { federated, network, ...(ngram && { ngram }) },
     });
     const lost = restore(personal);
-    for (const before of WARM) await engine.strip({ before });
     tellPersonal();
     post("ready", { manifest, ngram: Boolean(ngram), lost });
   } catch (error) {
@@ -91,6 +109,17 @@ async function strip({ version, request }, signal) {
   if (signal.aborted) return;
   const found = await engine.strip({ ...request, signal });
   if (found && !signal.aborted) post("strip", { version, strip: found });
+  if (!isWarm) await warm(request, signal);
+}
+
+/** After the first strip, until the next one is wanted. */
+async function warm({ before, settings }, signal) {
+  isWarm = true;
+  for (const more of WARM) {
+    if (signal.aborted) return;
+    await engine.strip({ before: before + more, settings, signal });
+    await othersFirst();
+  }
 }
 
 /** Finish a word, then say at once what may follow it (`version` null: nobody asks). */
