@@ -19,6 +19,7 @@ from statistics import NormalDist
 import numpy as np
 
 from keyfed.engine.sums.tallies import added
+from keyfed.model.counts import LEAST_K
 from keyfed.model.tables import GramTable, written
 from keyfed.private.dp.accounting import calibrate, delta_for
 from keyfed.reports.finished import with_data
@@ -37,10 +38,11 @@ def main(run: Path) -> None:
     words = np.arange(vocab)
     known = [GramTable(words, np.ones(vocab, int), np.ones(vocab, int), np.zeros(vocab, int))]
     random = np.random.default_rng(1)
-    print("| clients of a sum | noise | knows nothing else | knows all else |")
+    reader = "a reader of the (noised) sketch, who knows nothing else"
+    print(f"| clients of the sum | noise | {reader} | a reader who knows all else |")
     print("|--:|---|--:|--:|")
     for among in (100, 1_000):
-        group = groups_of(store.names, streams, line_end, among)[0]
+        group = groups_of(store.names, streams, line_end, among, LEAST_K)[0]
         members = len(group.names)
         (sketch,) = sketches_of(8e6, 2, members, vocab, 7, 4)
         found = written(group.texts, known, vocab)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 import keyfed as library
-from keyfed.errors import DataError
+from keyfed.config.schema import PrivacyConfig
+from keyfed.errors import DataError, PrivacyError, RunError
+from keyfed.keyboard import compact
+from keyfed.model.counts import metadata_of
 from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
 from keyfed.model.tables import texts_of
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
-from keyfed.run.counts.command import Counting, read_counts, read_for_weights, refuse_counts, score_counts
+from keyfed.run.counts.command import Counting, excluded_of, read_counts, read_for_weights, refuse_counts, score_counts
 from keyfed.run.counts.mixing import laid_out
+from keyfed.run.counts.noise import check_booked
 from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, total
 from keyfed.run.folder import read_result
 from tests.end_to_end.conftest import run_command, write_corpus
@@ -151,6 +157,54 @@ def test_characters_are_refused(train_quietly, keyfed):
     assert "reads characters" in stderr
 
 
+def claims_less_than_is_booked(out):
+    """Check that a private run's counts are those of their ledger."""
+    about = read_counts(with_data(out, None)[0])[0].about
+    check_booked(out, about)
+    for changed in ({"epsilon": 1.0}, {"delta": 1e-9}, {"verdict": "GUARANTEE"}):
+        with pytest.raises(PrivacyError, match="the file is not that of"):
+            check_booked(out, replace(about, **changed))
+    with pytest.raises(PrivacyError, match="its counts have no noise"):
+        check_booked(out, replace(about, epsilon=None, delta=None, verdict="NONE"))
+    trained = with_data(out, None)[0]
+    private = replace(trained, config=replace(trained.config, privacy=PrivacyConfig(epsilon=8.0)))
+    assert read_counts(private) is not None
+    stored = (out / "counts.safetensors").read_bytes()
+    said = metadata_of(stored)["about"].replace(f'"epsilon": {about.epsilon}', '"epsilon": 1.0')
+    (out / "counts.safetensors").write_bytes(save(load(stored), {"about": said}))
+    for read in (read_counts, lambda run: compact.read_counts(run.folder, len(run.vocab), private=True)):
+        with pytest.raises(PrivacyError, match="epsilon 1 at delta"):
+            read(private)
+    (out / "counts.safetensors").write_bytes(stored)
+
+
+def test_what_epsilon_excludes_is_said_of_the_run():
+    config = library.configure("fedavg")
+    assert excluded_of(config).startswith("the vocabulary, the network, the test rows and")
+    private = replace(config, privacy=PrivacyConfig(epsilon=2.0), data=replace(config.data, vocab_file="words.json"))
+    assert excluded_of(private) == (
+        "the test rows and each client's own cache have no noise: this epsilon excludes them; the network's own "
+        "epsilon adds to it"
+    )
+
+
+def test_weights_of_other_counts_are_refused(counted, keyfed, tmp_path):
+    """Killed between the two files, a run has counts of one time and weights of another."""
+    out = tmp_path / "mixed"
+    shutil.copytree(counted, out)
+    trained = with_data(out, None)[0]
+    stored = (out / "counts.safetensors").read_bytes()
+    assert read_counts(trained)[1].counts_sha256 == hashlib.sha256(stored).hexdigest()
+    assert compact.read_mixture(out) == read_counts(trained)[1]
+    said = metadata_of(stored)["about"].replace('"cap": 64', '"cap": 63')
+    (out / "counts.safetensors").write_bytes(save(load(stored), {"about": said}))
+    for read in (lambda: read_counts(trained), lambda: compact.read_mixture(out)):
+        with pytest.raises(RunError, match="was fitted for other counts than those next to it"):
+            read()
+    code, _, stderr = keyfed("evaluate", out)
+    assert (code, stderr.count("\n")) == (2, 1), stderr
+
+
 def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path):
     pytest.importorskip("dp_accounting")
     out = tmp_path / "noised"
@@ -164,13 +218,17 @@ def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path)
     report = json.loads(stdout)
     assert report["terms"]["verdict"] == "SIMULATED"
     assert 7 < report["terms"]["epsilon"] <= 8
+    without = "the vocabulary, the network, the test rows and each client's own cache have no noise"
+    assert report["excluded"] == f"{without}: this epsilon excludes them"
     booked = read_ledger(out / "counts.privacy")
+    assert (booked.terms.raw_vocabulary, booked.terms.secure) == (True, False)
     assert [e.what for e in booked.entries] == [
         f"counts {what}" for what in ("recount 1", "sketch 2", "recount 2", "smoothing 1", "smoothing 2", "mixture")
     ]
     model, _ = read_counts(with_data(out, None)[0])
     assert model.about.epsilon == report["terms"]["epsilon"]
     assert all(level["threshold"] > 3 for level in report["levels"])
+    claims_less_than_is_booked(out)
     code, _, stderr = keyfed("counts", out, *budget)
     assert code == 2
     assert "has 6 releases already" in stderr

@@ -37,6 +37,7 @@ from keyfed.model import mixture as mixtures
 from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, grams_of, metadata_of, terms_of
 from keyfed.model.mixture import COUNT_EDGES, Mixture
 from keyfed.model.ngram import Floats, Ints, KneserNey, Level, level_of
+from keyfed.run.counts.noise import check_booked
 from keyfed.text.vocab import EOS
 
 Source = Callable[[Sequence[int]], Floats]
@@ -83,7 +84,7 @@ def read_counts(run: Path, vocab_size: int, *, private: bool) -> CountModel:
 
     Raises:
       RunError: there are no counts, or they are damaged.
-      PrivacyError: they have no noise where they need some.
+      PrivacyError: they have no noise where they need some, or not that of their ledger.
     """
     path = run / counts.FILE
     try:
@@ -93,11 +94,8 @@ def read_counts(run: Path, vocab_size: int, *, private: bool) -> CountModel:
     except OSError as e:
         raise RunError(f"{path} cannot be read: {e.strerror or e}") from None
     found = counts_from_bytes(data, vocab_size, str(path))
-    if private and found.about.epsilon is None:
-        raise PrivacyError(
-            f"{run} was trained with --dp, and its counts have no noise: they would tell what the run does not; count "
-            "again with --dp"
-        )
+    if private:
+        check_booked(run, found.about)
     return found
 
 
@@ -114,11 +112,10 @@ def counts_sum(run: Path) -> str | None:
 
 def read_mixture(run: Path) -> Mixture | None:
     """Return the weights of a run's mixture, None where none were fitted."""
-    path = run / mixtures.FILE
-    try:
-        return Mixture.from_json(path.read_text("utf-8"), str(path)) if path.exists() else None
-    except (OSError, UnicodeDecodeError) as e:
-        raise RunError(f"{path} cannot be read: {e}") from None
+    path, counted = run / mixtures.FILE, run / counts.FILE
+    if not path.exists():
+        return None
+    return mixtures.read_mixture(path, counted.read_bytes() if counted.exists() else None)
 
 
 def counts_for_page(run: Path, vocab_size: int, *, private: bool) -> tuple[bytes | None, list[str]]:

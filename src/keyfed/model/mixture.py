@@ -14,7 +14,10 @@ that the validation text hardly reaches has the λ of all buckets together.
 
 `mixture.json` of a run folder is the weights and the edges:
 
-    {"format": 1, "order": 4, "count_edges": […], "confidence_edges": […], "weights": [matched][count][confidence]}
+    {"format": 1, "order": 4, "count_edges": […], "confidence_edges": […], "weights": [matched][count][confidence],
+     "counts_sha256": "…"}
+
+The last is the SHA-256 of the `counts.safetensors` that the weights were fitted for. Files of before have none.
 
 References:
   Jelinek and Mercer, *Interpolated estimation of Markov source parameters from sparse data*, 1980.
@@ -23,9 +26,11 @@ References:
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,12 +50,17 @@ FEWEST = 20  # tokens of a bucket that has a λ of its own
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Weights of the network, [matched][count][confidence], and the edges of their buckets."""
+    """Weights of the network, [matched][count][confidence], and the edges of their buckets.
+
+    Attributes:
+      counts_sha256: of the counts that the weights were fitted for.
+    """
 
     order: int
     count_edges: tuple[float, ...]
     confidence_edges: tuple[float, ...]
     weights: tuple[tuple[tuple[float, ...], ...], ...]
+    counts_sha256: str | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -80,10 +90,35 @@ class Mixture:
                 )
             if any(list(e) != sorted(set(e)) for e in edges):
                 raise ValueError("its edges are not in order")
+            fitted_for = found.get("counts_sha256")
+            if not isinstance(fitted_for, str | None):
+                raise ValueError(f"counts_sha256 is {fitted_for!r}")
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
             raise RunError(f"{origin} is damaged ({e}); `keyfed counts` makes it again") from None
         nested = tuple(tuple(map(tuple, row)) for row in weights.tolist())
-        return cls(shape[0], edges[0], edges[1], nested)
+        return cls(shape[0], edges[0], edges[1], nested, fitted_for)
+
+
+def read_mixture(path: Path, counts: bytes | None) -> Mixture:
+    """Read a run's `mixture.json`.
+
+    Args:
+      counts: the `counts.safetensors` next to it.
+
+    Raises:
+      RunError: it is damaged, or its weights were fitted for other counts.
+    """
+    try:
+        found = Mixture.from_json(path.read_text("utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as e:
+        raise RunError(f"{path} cannot be read: {e}") from None
+    fitted_for = found.counts_sha256
+    if counts is not None and fitted_for is not None and fitted_for != hashlib.sha256(counts).hexdigest():
+        raise RunError(
+            f"{path} was fitted for other counts than those next to it; `keyfed counts` makes both again, and without "
+            "the file the network types alone"
+        )
+    return found
 
 
 def places_of(model: CountModel, stream: Tokens, edges: Sequence[float] = COUNT_EDGES) -> Ints:

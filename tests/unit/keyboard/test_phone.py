@@ -14,6 +14,8 @@ from keyfed.keyboard.aosp import class_of
 from keyfed.keyboard.phone import export_phone
 from keyfed.model.counts import FILE, CountModel, CountTerms, counts_to_bytes
 from keyfed.model.ngram import fit_kneser_ney
+from keyfed.private.dp.accounting import Release
+from keyfed.private.dp.ledger import Terms, open_ledger
 from keyfed.run import base
 from keyfed.run.folder import load_model
 from tests.unit.keyboard.conftest import WORDS
@@ -54,10 +56,16 @@ def test_the_dictionary_has_the_words_and_pairs_that_were_released(make_run):
 
 
 def test_noise_is_said_and_its_lack_refused_where_a_run_is_private(make_run):
+    pytest.importorskip("dp_accounting")
     run = with_counts(make_run(), replace(TERMS, epsilon=2.0, delta=1e-6, verdict="SIMULATED"))
     document = tomllib.loads((run / "run.toml").read_text("utf-8"))
     document["privacy"] = {**document.get("privacy", {}), "epsilon": 2.0}
     (run / "run.toml").write_text(dump_toml(document))
+    with pytest.raises(PrivacyError, match="the noise is not booked"):
+        export_phone(run)
+    (run / "counts.privacy").mkdir()
+    terms = Terms(1e-6, 1_000, 12, 1_000, 12, 9.0, "gaussian", "1", "derived")
+    open_ledger(run / "counts.privacy", terms).book(Release(9.0, 1.0), "counts recount 1", 0)
     done = export_phone(run)
     assert done.words.about["description"].endswith("epsilon 2 SIMULATED")
     assert "without" in done.notes[0]

@@ -126,6 +126,10 @@ def test_a_mixture_is_read_back_and_damage_is_refused():
     np.testing.assert_array_equal(
         mixture.weight(np.array([0, 7]), np.array([0.01, 0.99])), np.linspace(0, 1, 48)[where]
     )
+    fitted = replace(mixture, counts_sha256="ab" * 32)
+    assert Mixture.from_json(fitted.to_json(), "here") == fitted
+    with pytest.raises(RunError, match="counts_sha256 is 5"):
+        Mixture.from_json(replace(mixture, counts_sha256=5).to_json(), "here")
     for text in ("", "[]", "[" * 100_000, mixture.to_json().replace("0.05", "5"), '{"format": 2}'):
         with pytest.raises(RunError, match="here is damaged"):
             Mixture.from_json(text, "here")

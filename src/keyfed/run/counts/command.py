@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from keyfed.config.load import Config
 from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
 from keyfed.files import write_atomically
 from keyfed.model.counts import FILE, LEAST_K, CountModel, CountTerms, counts_from_bytes, counts_to_bytes
-from keyfed.model.mixture import CONFIDENCE_EDGES, COUNT_EDGES, Mixture
+from keyfed.model.mixture import CONFIDENCE_EDGES, COUNT_EDGES, Mixture, read_mixture
 from keyfed.model.mixture import FILE as MIXTURE
 from keyfed.model.ngram import Ints
 from keyfed.model.output import Score
@@ -26,7 +27,7 @@ from keyfed.run.counts.fit import MOST_TOKENS, fit_levels, fit_mixture, opening
 from keyfed.run.counts.gather import AMONG, Gathering, groups_of
 from keyfed.run.counts.levels import DEPTH, DEPTH_NOISED, MOST_ORDER, CountPlan, LevelFound, count_ngrams, sketches_of
 from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both, scores_of
-from keyfed.run.counts.noise import FOLDER, TOKENS_NOISED, CountNoise, releases_of
+from keyfed.run.counts.noise import FOLDER, TOKENS_NOISED, CountNoise, check_booked, releases_of
 from keyfed.run.encode import Streams
 from keyfed.run.evaluate import limit_streams, total
 from keyfed.run.folder import Trained
@@ -67,6 +68,7 @@ class CountReport:
       sums: groups of clients, of up to `members`.
       sent: bytes that one client sent, by what was summed.
       closed: sums that were left out, and why; `note` of buckets without data.
+      excluded: what the ε of the terms does not cover, a sentence; empty without noise.
     """
 
     file: str
@@ -79,6 +81,7 @@ class CountReport:
     sent: Mapping[str, int]
     closed: tuple[str, ...]
     note: str
+    excluded: str
     seconds: float
 
 
@@ -168,7 +171,10 @@ def count_run(
     plan = CountPlan(how.order, how.k, how.cap, how.most, name, sketches)
     noise = None
     if how.privacy is not None:  # recounts, sketches, smoothing of every length, and the mixture
-        noise = CountNoise(how.privacy, trained.folder, counting.clients, 3 * how.order, how.most, seed)
+        noise = CountNoise(
+            how.privacy, trained.folder, counting.clients, 3 * how.order, how.most, seed,
+            secure=counting.settings is not None, raw_vocabulary=trained.config.data.vocab_file is None,
+        )  # fmt: skip
     say(
         f"counting n-grams of 1 to {how.order} words of {counting.clients:,} clients, in {len(counting.groups):,} sums "
         f"of up to {counting.members:,} clients, k = {how.k}"
@@ -204,29 +210,45 @@ def count_run(
         say(note)
     closed = counting.closed + fitting.closed + some.closed
     write_atomically(trained.folder / FILE, data)
-    write_atomically(trained.folder / MIXTURE, mixture.to_json().encode())
+    fitted_for = hashlib.sha256(data).hexdigest()
+    write_atomically(trained.folder / MIXTURE, replace(mixture, counts_sha256=fitted_for).to_json().encode())
     return CountReport(
         file=str(trained.folder / FILE), size=len(data), terms=terms, sums=len(counting.groups),
         members=counting.members, masked=counting.settings is not None, levels=tuple(found),
         sent={**counting.moved(), **fitting.moved(), **some.moved()}, closed=tuple(closed), note=note,
-        seconds=time.monotonic() - began,
+        excluded="" if noise is None else excluded_of(trained.config), seconds=time.monotonic() - began,
     )  # fmt: skip
+
+
+def excluded_of(config: Config) -> str:
+    """Say what has no noise of a count, and which ε the network and the vocabulary have."""
+    raw = [
+        *(["the vocabulary"] if config.data.vocab_file is None else []),
+        *([] if config.privacy.on else ["the network"]),
+        "the test rows",
+    ]
+    own = "; the network's own epsilon adds to it" if config.privacy.on else ""
+    return f"{', '.join(raw)} and each client's own cache have no noise: this epsilon excludes them{own}"
 
 
 def read_counts(trained: Trained) -> tuple[CountModel, Mixture] | None:
     """Read the counts and the mixture of a run; None where it has none.
 
     Raises:
-      RunError: a file is damaged, or not of this run's vocabulary.
+      RunError: a file is damaged, not of this run's vocabulary, or not of the other file.
+      PrivacyError: the run is private, and the counts are not those of their ledger.
     """
     path, other = trained.folder / FILE, trained.folder / MIXTURE
     if not path.exists() or not other.exists():
         return None
-    model = counts_from_bytes(path.read_bytes(), len(trained.vocab), str(path))
+    data = path.read_bytes()
+    model = counts_from_bytes(data, len(trained.vocab), str(path))
     name = hashlib.sha256((trained.folder / "vocab.json").read_bytes()).hexdigest()
     if model.about.vocab_sha256 != name:
         raise RunError(f"{path} was counted with another vocabulary; count again: keyfed counts {trained.folder}")
-    mixture = Mixture.from_json(other.read_text("utf-8"), str(other))
+    if trained.config.privacy.on:
+        check_booked(trained.folder, model.about)
+    mixture = read_mixture(other, data)
     if mixture.order != model.model.order:
         raise RunError(f"{other} is of order {mixture.order}, {path} of {model.model.order}; count again")
     return model, mixture
@@ -275,7 +297,7 @@ def counts_text(report: CountReport) -> str:
         f"{report.sums:,} sums of up to {report.members:,} clients each, {masked}; a client sends "
         f"{sum(report.sent.values()) / 1e6:,.1f} MB in all",
         *(
-            [f"{terms.verdict}: epsilon {terms.epsilon:.4g} at delta {terms.delta:.2g}"]
+            [f"{terms.verdict}: epsilon {terms.epsilon:.4g} at delta {terms.delta:.2g}", report.excluded]
             if terms.epsilon is not None and terms.delta is not None
             else []
         ),
