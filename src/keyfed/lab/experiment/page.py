@@ -147,7 +147,8 @@ def methods_block(study: Study, found: Results) -> str:
     if not rows:
         return (
             "The search of every method with equal budgets ([search](docs/results/search.md)) and its judgement "
-            "([methods](docs/results/methods.md)) are open. Until they are there, the table below has one seed."
+            "([methods](docs/results/methods.md)) are open. Until they are there, [a table of one "
+            "seed](docs/tour.md#methods-measured) stands in."
         )
     corpora = list(dict.fromkeys(row.labels["corpus"] for row in rows))
     table = [["method", *(f"{corpus}: test perplexity" for corpus in corpora), "trials", "tokens searched", "seeds"]]
