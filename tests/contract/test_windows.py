@@ -37,10 +37,10 @@ assert command("train", "fedavg", "--data", "texts", "--rounds", "1", "--out", "
                *(word for one in sets for word in ("--set", one))) == 0
 assert command("suggest", "run", "the cat") == 0
 assert command("client", "--home", "nowhere", "--status") == 2
-import keyfed.deploy.supernode, keyfed.deploy.trainer, keyfed.wire.flower.frames
+import keyfed.deploy.supernode, keyfed.deploy.trainer, keyfed.wire.frames
 from keyfed.errors import DeployError
 try:
-    keyfed.wire.flower.frames.ask(__import__("pathlib").Path("socket"), "train", b"", 1e12)
+    keyfed.wire.frames.ask(__import__("pathlib").Path("socket"), "train", b"", 1e12)
 except DeployError as e:
     print(e)
 from keyfed.keyboard import serve

@@ -20,6 +20,15 @@ from hypothesis import strategies as st
 
 from keyfed.deploy.enrolment import KnownKeys
 from keyfed.deploy.homes import ServerHome
+from keyfed.wire import doors
+from keyfed.wire.doors import (
+    LONGEST_ADDRESS,
+    ConnectionLimits,
+    Connections,
+    Door,
+    _without_trailers,
+    most_connections,
+)
 from keyfed.wire.flower import gate as gates
 from keyfed.wire.flower.gate import (
     BODY_SECONDS,
@@ -27,15 +36,9 @@ from keyfed.wire.flower.gate import (
     FLEET_CAP,
     HERE_CAP,
     LEAVE,
-    LONGEST_ADDRESS,
     LONGEST_PATH,
-    ConnectionLimits,
-    Connections,
-    Door,
     Gate,
-    _without_trailers,
     allowed,
-    most_connections,
     node_proof,
 )
 from keyfed.wire.roster import Enrolled, Roster, key_sum
@@ -590,14 +593,14 @@ def test_a_path_that_is_too_long_is_refused_by_its_length(monkeypatch):
 
 def test_an_address_that_is_too_long_is_not_parsed(monkeypatch):
     parsed = []
-    real = gates.ipaddress.ip_address
-    monkeypatch.setattr(gates.ipaddress, "ip_address", lambda text: (parsed.append(len(text)), real(text))[1])
+    real = doors.ipaddress.ip_address
+    monkeypatch.setattr(doors.ipaddress, "ip_address", lambda text: (parsed.append(len(text)), real(text))[1])
     scoped = "fe80:1111:1111:1111:1111:1111:255.255.255.255%" + "e" * 15
     assert len(scoped) <= LONGEST_ADDRESS
     assert allowed("/docs", scoped, scoped)
     long = "1" * (LONGEST_ADDRESS + 1)
     assert not allowed("/docs", long, long)
     assert parsed == [len(scoped)]
-    monkeypatch.setattr(gates, "LONGEST_ADDRESS", 10**9)  # the mutant
+    monkeypatch.setattr(doors, "LONGEST_ADDRESS", 10**9)  # the mutant
     allowed("/docs", long, long)
     assert parsed == [len(scoped), len(long)]

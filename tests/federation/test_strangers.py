@@ -15,7 +15,8 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from keyfed.wire.flower.gate import NOT_ENROLLED, UNPROVEN, ConnectionLimits
+from keyfed.wire.doors import ConnectionLimits
+from keyfed.wire.flower.gate import NOT_ENROLLED, UNPROVEN
 
 pytestmark = pytest.mark.federation
 

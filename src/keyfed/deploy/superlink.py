@@ -31,9 +31,10 @@ from keyfed.deploy.processes import (
 )
 from keyfed.errors import DeployError
 from keyfed.files import write_atomically
+from keyfed.wire.doors import ConnectionLimits, Connections, most_connections
+from keyfed.wire.doors import serve as serve_http
 from keyfed.wire.flower.commands import environment, need_flower, write_connection
-from keyfed.wire.flower.gate import ConnectionLimits, Connections, Gate, most_connections, node_proof
-from keyfed.wire.flower.gate import serve as serve_http
+from keyfed.wire.flower.gate import Gate, node_proof
 from keyfed.wire.flower.patches import run_superlink
 
 NAME = "superlink"

@@ -21,8 +21,8 @@ from keyfed.deploy.homes import REFUSED, ClientHome, unmet
 from keyfed.deploy.processes import Processes, die_with, free_port, python, unreachable, wait_until
 from keyfed.errors import DeployError
 from keyfed.wire.flower.commands import environment, need_flower
-from keyfed.wire.flower.frames import SOCKET
 from keyfed.wire.flower.patches import run_supernode
+from keyfed.wire.frames import SOCKET
 
 RESIDENT, NODE = "resident", "node"
 READY_SECONDS = 120.0

@@ -25,7 +25,7 @@ from keyfed.errors import DeployError, KeyfedError, cut, described
 from keyfed.files import write_atomically
 from keyfed.run.console import plural
 from keyfed.system import local_socket
-from keyfed.wire.flower.frames import SOCKET, FrameError, reachable, read_frame, write_frame
+from keyfed.wire.frames import SOCKET, FrameError, reachable, read_frame, write_frame
 
 if TYPE_CHECKING:
     from keyfed.wire.client import ClientSession, Learner

@@ -14,8 +14,8 @@ import pytest
 
 from keyfed.deploy.trainer import alone, serve
 from keyfed.errors import DataError, DeployError
-from keyfed.wire.flower import frames
-from keyfed.wire.flower.frames import HEAD, MAGIC, SOCKET, FrameError, ask, read_frame, write_frame
+from keyfed.wire import frames
+from keyfed.wire.frames import HEAD, MAGIC, SOCKET, FrameError, ask, read_frame, write_frame
 from keyfed.wire.messages import Rejected
 
 

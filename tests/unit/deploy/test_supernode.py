@@ -15,7 +15,7 @@ from keyfed.deploy.processes import unreachable
 from keyfed.deploy.superlink import answers, only_one, start_superlink
 from keyfed.deploy.supernode import LONGEST_PAUSE, NODE, RESIDENT, Client
 from keyfed.errors import DeployError
-from keyfed.wire.flower.frames import SOCKET
+from keyfed.wire.frames import SOCKET
 
 
 class Fake:

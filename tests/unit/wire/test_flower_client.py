@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from keyfed.wire.flower.client import MESSAGE_TYPE, REASON_CAP, answer, pack, unpack
-from keyfed.wire.flower.frames import FrameError
+from keyfed.wire.frames import FrameError
 
 
 def message(content):

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from keyfed.wire.flower.frames import BODY_CAP, SOCKET, FrameError, ask
+from keyfed.wire.frames import BODY_CAP, SOCKET, FrameError, ask
 
 HEAD, BODY = "head", "body"
 MESSAGE_TYPE = "query.keyfed"
