@@ -45,10 +45,10 @@ from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.wire import unseal
 from keyfed.run.remote.device import _vocab_of, own_config
 from keyfed.wire.client import COHORT_HEAD
-from keyfed.wire.frames import HEAD, read_frame
-from keyfed.wire.frames import MAGIC as FRAME_MAGIC
 from keyfed.wire.flower.gate import allowed
 from keyfed.wire.flower.server import Announced, Coming
+from keyfed.wire.frames import HEAD, read_frame
+from keyfed.wire.frames import MAGIC as FRAME_MAGIC
 from keyfed.wire.messages import BEGIN_HEAD, MAGIC, control_head, finished_of, read_tensors, unpack
 from keyfed.wire.promise import Promise, share_of
 from keyfed.wire.server import _evaluated
