@@ -41,7 +41,7 @@ RUNTIME = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-thre
 
 COMPARE = """async ({ name, tokens, rows, warm }) => {
   const [{ Network }, { readTensors, widened }, ort] = await Promise.all([
-    import("/web/network.mjs"), import("/web/safetensors.mjs"), import("/ort/ort.wasm.min.mjs")]);
+    import("/web/decoder/network.mjs"), import("/web/decoder/safetensors.mjs"), import("/ort/ort.wasm.min.mjs")]);
   ort.env.wasm.numThreads = 1;
   ort.env.wasm.wasmPaths = "/ort/";
   const bytes = async (file) => new Uint8Array(await (await fetch(`/${name}/${file}`)).arrayBuffer());

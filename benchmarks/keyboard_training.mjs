@@ -6,7 +6,7 @@
 
 const web = new URL("../src/keyfed/keyboard/web/", import.meta.url);
 const { trainLocally } = await import(new URL("training/descent.mjs", web));
-const { shapesOf } = await import(new URL("network.mjs", web));
+const { shapesOf } = await import(new URL("decoder/network.mjs", web));
 
 const VOCAB = 10_000, LINE = 12, EOS = 2, FIRST = 4;
 const tokens = Number(process.argv[2] ?? 2000);

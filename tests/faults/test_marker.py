@@ -236,7 +236,7 @@ def test_an_export_without_text_types_in_python_and_loads_in_the_page(tmp_path):
           const data = await readFile(new URL(url)).catch(() => null);
           return {{ ok: data !== null, status: data ? 200 : 404, arrayBuffer: async () => data }};
         }};
-        const {{ loadExport }} = await import({(WEB / "model.mjs").as_uri()!r});
+        const {{ loadExport }} = await import({(WEB / "decoder" / "model.mjs").as_uri()!r});
         const {{ manifest, files }} = await loadExport({done.out.as_uri() + "/"!r});
         console.log(JSON.stringify([manifest.ngram, Object.keys(files).sort()]));
     """

@@ -4,14 +4,14 @@ import { readFileSync } from "node:fs";
 import { answerCases } from "./case_loop.mjs";
 
 const web = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
-const load = (name) => import(new URL(`${name}.mjs`, web));
+const load = (name) => import(new URL(`decoder/${name}.mjs`, web));
 const [context, layout, casing] = await Promise.all(["context", "layout", "casing"].map(load));
 const [{ readTensors, widened }, { Mixture, NGram }, { Trie }, { Speller }, { Templates, keysOf, resampled, swipeOf }] =
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
 const [{ Network }, lexicons, mixture, { EMPTY, readDictionary }] =
   await Promise.all(["network", "lexicon", "mixture", "dictionary"].map(load));
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
-  await Promise.all(["characters", "personal", "predict", "engine", "seal"].map(load));
+  await Promise.all(["characters", "personal", "predict", "engine", "../page/seal"].map(load));
 
 const modules = { context, layout, casing };
 const table = (name) => JSON.parse(readFileSync(new URL(`data/${name}.json`, web), "utf8"));

@@ -315,7 +315,7 @@ def test_copy_and_share(keyboard):
     expect(page.locator("#live")).to_have_text("Copied")
     assert page.evaluate("() => navigator.clipboard.readText()") == "thank you"
     page.evaluate("() => { navigator.share = async (what) => { window.shared = what; }; }")
-    page.evaluate("async () => { (await import('/handover.mjs')).handOver({area: text, copy, share, say() {}}); }")
+    page.evaluate("async () => { (await import('/page/handover.mjs')).handOver({area: text, copy, share, say() {}}); }")
     page.click("#share")
     assert page.evaluate("() => window.shared") == {"text": "thank you"}
     keyboard.reload()

@@ -40,7 +40,7 @@ def test_only_the_coming_correction_is_coloured(keyboard):
     expect(keyboard.page.locator('.slot[data-kind="correction"]')).not_to_have_count(0)
     keyboard.page.evaluate(
         """async () => {
-          const {SuggestionStrip} = await import('/strip.mjs');
+          const {SuggestionStrip} = await import('/page/strip.mjs');
           const root = document.createElement('div');
           root.id = 'two';
           document.body.append(root);

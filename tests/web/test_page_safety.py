@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from keyfed.keyboard.export import export_run
-from keyfed.keyboard.serve import PAGE, WEB
+from keyfed.keyboard.serve import WEB, page_files
 
 from .conftest import Site, Visit
 
@@ -128,11 +128,11 @@ def test_the_page_is_small_and_a_reload_loads_the_manifest_only(browser, base_si
     keyboard = Visit(browser, base_site).open()
     first = list(base_site.sent)
     names = {name for name, _, _ in first}
-    assert {"/", "/worker.mjs", "/network.mjs", "/model/weights.safetensors", "/model/vocab.json"} <= names
+    assert {"/", "/worker.mjs", "/decoder/network.mjs", "/model/weights.safetensors", "/model/vocab.json"} <= names
     assert [name for name in names if name.endswith((".wasm", ".onnx")) or "vendor" in name] == []
     assert 1_000_000 < sum(size for _, _, size in first) < MOST_LOADED
-    own = sum(path.stat().st_size for path in WEB.iterdir() if path.suffix in PAGE)
-    assert sum(size for name, _, size in first if name.count("/") == 1) < own / 2  # gzipped
+    own = sum(path.stat().st_size for path in {*page_files(WEB).values()})
+    assert sum(size for name, _, size in first if not name.startswith("/model/")) < own / 2  # gzipped
     base_site.sent.clear()
     keyboard.reload()
     again = {name: (status, size) for name, status, size in base_site.sent}
@@ -166,7 +166,7 @@ def test_the_policy_is_this_one(keyboard):
 
 
 READ_VECTORS = """async (vectors) => {
-  const {loadExport, sourceOf} = await import('/model.mjs');
+  const {loadExport, sourceOf} = await import('/decoder/model.mjs');
   const source = sourceOf(await loadExport(new URL('model/', location.href)));
   const found = [];
   for (const {tokens, ids} of vectors) {
@@ -191,9 +191,9 @@ def test_the_browser_computes_what_pytorch_computes(keyboard, exported):
 def test_states_are_kept_by_position(keyboard, exported):
     """One more word is one step; going back and on gives the same numbers as reading everything afresh."""
     script = """async () => {
-      const {loadExport, WordSource} = await import('/model.mjs');
-      const {Network} = await import('/network.mjs');
-      const {readTensors} = await import('/safetensors.mjs');
+      const {loadExport, WordSource} = await import('/decoder/model.mjs');
+      const {Network} = await import('/decoder/network.mjs');
+      const {readTensors} = await import('/decoder/safetensors.mjs');
       const {manifest, files} = await loadExport(new URL('model/', location.href));
       const model = new Network(manifest, readTensors(files['weights.safetensors']));
       let steps = 0;

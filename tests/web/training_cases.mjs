@@ -8,7 +8,7 @@ const load = (name) => import(new URL(`${name}.mjs`, folder));
 const [vector, { distances }, json, { SecureSumError }] =
   await Promise.all(["secure/vector", "secure/distance", "secure/json", "secure/bytes"].map(load));
 const [{ deriveSeed, Draws, blake2b }, batches, { trainLocally }, { readTensors }] =
-  await Promise.all(["training/seeds", "training/batches", "training/descent", "safetensors"].map(load));
+  await Promise.all(["training/seeds", "training/batches", "training/descent", "decoder/safetensors"].map(load));
 
 const sent = (array) => Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("base64");
 

@@ -1,6 +1,6 @@
 """Where the keys of the page's layouts are, and how its lexicon writes a word: what measuring needs of the decoder.
 
-The decoder itself is JavaScript (`web/engine.mjs`) and reads its numbers and tables from the same files (`web/data`).
+The decoder itself is JavaScript (`web/decoder`) and reads its numbers and tables from the same files (`web/data`).
 The unit of distance is one key width: the key in column c of row r has its centre at x = offset(r) + c + ½, y = r + ½.
 """
 

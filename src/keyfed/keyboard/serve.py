@@ -50,6 +50,7 @@ TYPES = {
     ".safetensors": "application/octet-stream",
 }
 PAGE = (".html", ".mjs", ".css", ".svg", ".png", ".ico", ".webmanifest")  # kinds of files at the top of web/
+FOLDERS = ("decoder", "page")  # of web/ whose modules the page reads; the others are read by clients and by node
 POLICY = "; ".join(
     [
         "default-src 'none'",
@@ -81,12 +82,13 @@ WORTH = 0.9  # of a file's bytes that gzip may need, or the file is sent as it i
 
 
 def page_files(web: Path) -> dict[str, Path]:
-    """Return what the page may read, by its address: top files of web/ and data/*.json.
+    """Return what the page may read, by its address: top files of web/, its modules, and data/*.json.
 
     Raises:
       ConfigError: the page is missing.
     """
     found = {f"/{p.name}": p for p in web.iterdir() if p.suffix in PAGE}
+    found |= {f"/{folder}/{p.name}": p for folder in FOLDERS for p in (web / folder).glob("*.mjs")}
     found |= {f"/data/{p.name}": p for p in (web / "data").glob("*.json")}
     found = {address: p for address, p in found.items() if p.is_file() and not p.is_symlink()}
     if "/index.html" not in found:

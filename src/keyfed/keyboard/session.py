@@ -1,7 +1,7 @@
 """A keyboard without a browser: a source of scores that reads once a word, and the page's decoder that ranks them.
 
-`Decoder` runs the page's engine (`web/engine.mjs`) in node, over a pipe (`web/node/decoder.mjs`): what is measured and
-what a terminal shows is what the page does. Scores come from here, so any model can be put behind it.
+`Decoder` runs the page's engine (`web/decoder/engine.mjs`) in node, over a pipe (`web/node`): what is measured and what
+a terminal shows is what the page does. Scores come from here, so any model can be put behind it.
 
 `TypedLine` is a line of text on it: keys, backspace, picked suggestions, corrections and their undoing. `run_terminal`
 shows it to people without a browser, with suggestions that follow every keystroke. The text is on one line, the strip

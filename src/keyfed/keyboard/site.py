@@ -23,12 +23,12 @@ from typing import Any
 from keyfed.errors import ConfigError, RunError
 from keyfed.files import write_atomically
 from keyfed.keyboard import bundle
-from keyfed.keyboard.serve import CHECKED, HEADERS, LEVEL, POLICY, WEB, Finder, page_files, type_of
+from keyfed.keyboard.serve import CHECKED, FOLDERS, HEADERS, LEVEL, POLICY, WEB, Finder, page_files, type_of
 
 INDEX, WORKER, HEADER_FILE = "index.html", "service-worker.js", "_headers"
 NOT_READ = (bundle.GRAPH, bundle.VECTORS)  # files of an export that are for other programs
 LINE = re.compile(r"const SITE = (\{.*\});\n")  # the first of the service worker
-OWN = re.compile(r"(?:(?:data|model)/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")  # paths that a site may have
+OWN = re.compile(rf"(?:(?:{'|'.join(FOLDERS)}|data|model)/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")  # paths that a site may have
 START = '<meta charset="utf-8">\n'
 MOST_WORKER = 1 << 20  # bytes of a service worker that is read
 
@@ -83,7 +83,7 @@ def _clear(folder: Path, paths: Iterable[str]) -> None:
     for path in paths:
         with suppress(OSError):
             (folder / path).unlink()
-    for name in ("data", "model", "."):
+    for name in (*FOLDERS, "data", "model", "."):
         with suppress(OSError):
             (folder / name).rmdir()
 

@@ -69,7 +69,10 @@ def run_maker(root: Path) -> Callable[..., Path]:
 def web(tmp_path) -> Path:
     """A page of one line."""
     folder = tmp_path / "web"
-    (folder / "data").mkdir(parents=True)
+    for name in ("data", "decoder", "page", "client"):
+        (folder / name).mkdir(parents=True)
+    (folder / "decoder" / "engine.mjs").write_text("export const two = 2;\n")
+    (folder / "client" / "store.mjs").write_text("export const three = 3;\n")
     (folder / "index.html").write_text("<!doctype html><title>Keyboard</title>")
     (folder / "page.mjs").write_text("export const one = 1;\n")
     (folder / "style.css").write_text("body { margin: 0 }\n")

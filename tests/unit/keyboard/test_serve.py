@@ -7,6 +7,7 @@ import gzip
 import http.client
 import json
 import os
+import posixpath
 import re
 import socket
 import threading
@@ -76,6 +77,7 @@ def ask(web, export):
         ("/", "text/html; charset=utf-8"),
         ("/index.html", "text/html; charset=utf-8"),
         ("/page.mjs", "text/javascript; charset=utf-8"),
+        ("/decoder/engine.mjs", "text/javascript; charset=utf-8"),
         ("/style.css", "text/css; charset=utf-8"),
         ("/favicon.svg", "image/svg+xml"),
         ("/data/constants.json", "application/json"),
@@ -143,6 +145,7 @@ def test_nothing_but_reading(ask, method, path):
 
 OUTSIDE = [
     "/nowhere", "/package.json", "/package-lock.json", "/notes.txt", "/data", "/data/", "/vendor/", "/INDEX.html",
+    "/client/store.mjs", "/client", "/decoder/", "/decoder/../client/store.mjs",
     "/vendor/MANIFEST.json", "/model", "/model/", "/model/private.txt", "/model/ngram.safetensors", "/index.html/",
     "/model/../private.txt", "/model/%2e%2e/run", "/model/..%2fweb%2fnotes.txt", "/../notes.txt", "//etc/passwd",
     "/data/../package.json", "/%2e%2e/export/private.txt", "/data/..%2fpackage.json", "/..%5c..%5cnotes.txt",
@@ -163,6 +166,13 @@ def test_links_out_of_the_folder_are_not_followed(web, tmp_path):
     (web / "link.mjs").symlink_to(tmp_path / "secret")
     (web / "data" / "link.json").symlink_to(tmp_path / "secret")
     assert not [address for address in serve.page_files(web) if "link" in address]
+
+
+def test_the_ordinary_page_is_served_no_module_of_a_client():
+    """What only a federation's page needs is neither served here nor put into a site."""
+    folders = {address.split("/")[1] for address in serve.page_files(serve.WEB) if address.count("/") > 1}
+    assert folders == {*serve.FOLDERS, "data"}
+    assert {"client", "secure", "training", "node"}.isdisjoint(folders)
 
 
 def test_an_absolute_address_is_no_way_out(ask):
@@ -335,7 +345,8 @@ def test_no_module_waits_for_another(start):
     """All that the page imports is preloaded, and the worker names all of its modules: no layer waits for another."""
 
     def imported(name: str) -> set[str]:
-        return set(re.findall(r'^import [^;]*?"\./([\w.]+)";', (serve.WEB / name).read_text("utf-8"), re.MULTILINE))
+        named = re.findall(r'^import [^;]*?"(\.[\w./]+)";', (serve.WEB / name).read_text("utf-8"), re.MULTILINE)
+        return {posixpath.normpath(posixpath.join(posixpath.dirname(name), one)) for one in named}
 
     reached, waiting = set(), {start}
     while waiting:

@@ -1,19 +1,19 @@
 /** Start-up and wiring: text field, strip, keys, panel and the worker that holds the engine. */
 
-import { Dialog } from "./dialog.mjs";
-import { Draft } from "./draft.mjs";
-import { Editor } from "./editor.mjs";
-import { handOver } from "./handover.mjs";
-import { Keyboard } from "./keys.mjs";
-import { Meter } from "./meter.mjs";
-import { Pictures } from "./pictures.mjs";
-import { keepOffline } from "./offline.mjs";
-import { PAGE, scriptAddress } from "./scripts.mjs";
-import { Seal } from "./seal.mjs";
-import { SettingsPanel } from "./settings.mjs";
-import { PERSONAL_KEY, Store } from "./store.mjs";
-import { SuggestionStrip } from "./strip.mjs";
-import { startsSentence } from "./casing.mjs";
+import { Dialog } from "./page/dialog.mjs";
+import { Draft } from "./page/draft.mjs";
+import { Editor } from "./page/editor.mjs";
+import { handOver } from "./page/handover.mjs";
+import { Keyboard } from "./page/keys.mjs";
+import { Meter } from "./page/meter.mjs";
+import { Pictures } from "./page/pictures.mjs";
+import { keepOffline } from "./page/offline.mjs";
+import { PAGE, scriptAddress } from "./page/scripts.mjs";
+import { Seal } from "./page/seal.mjs";
+import { SettingsPanel } from "./page/settings.mjs";
+import { PERSONAL_KEY, Store } from "./page/store.mjs";
+import { SuggestionStrip } from "./page/strip.mjs";
+import { startsSentence } from "./decoder/casing.mjs";
 
 const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures

@@ -3,27 +3,27 @@
  * a strip only the newest is worth an answer: an older one that waits or runs is dropped.
  */
 
-import { othersFirst } from "./breath.mjs";
-import { readDictionary } from "./dictionary.mjs";
-import { Engine } from "./engine.mjs";
-import { LoadError, fetchedJSON, loadExport, sourceOf } from "./model.mjs";
-import { Mixture, NGram } from "./ngram.mjs";
+import { othersFirst } from "./decoder/breath.mjs";
+import { readDictionary } from "./decoder/dictionary.mjs";
+import { Engine } from "./decoder/engine.mjs";
+import { LoadError, fetchedJSON, loadExport, sourceOf } from "./decoder/model.mjs";
+import { Mixture, NGram } from "./decoder/ngram.mjs";
 
 // What these import: named here, all of it is requested at once and not one layer after the other.
-import "./casing.mjs";
-import "./characters.mjs";
-import "./context.mjs";
-import "./defaults.mjs";
-import "./gesture.mjs";
-import "./layout.mjs";
-import "./lexicon.mjs";
-import "./mixture.mjs";
-import "./network.mjs";
-import "./personal.mjs";
-import "./predict.mjs";
-import "./safetensors.mjs";
-import "./trie.mjs";
-import "./typed.mjs";
+import "./decoder/casing.mjs";
+import "./decoder/characters.mjs";
+import "./decoder/context.mjs";
+import "./decoder/defaults.mjs";
+import "./decoder/gesture.mjs";
+import "./decoder/layout.mjs";
+import "./decoder/lexicon.mjs";
+import "./decoder/mixture.mjs";
+import "./decoder/network.mjs";
+import "./decoder/personal.mjs";
+import "./decoder/predict.mjs";
+import "./decoder/safetensors.mjs";
+import "./decoder/trie.mjs";
+import "./decoder/typed.mjs";
 
 // Typed once before anybody types, behind the text that is there: the first run of every function is several times
 // slower than the later ones.

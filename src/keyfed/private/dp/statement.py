@@ -358,6 +358,8 @@ RULES = (
     Rule("model/ngram.safetensors", "ledger", "ledger", "n-grams that were counted with noise", "", "site"),
     Rule("model/dictionary.safetensors", "public", "public", "words of published lists", "", "site"),
     Rule("data/*.json", "public", "public", "the page: tables", "", "site"),
+    Rule("decoder/*.mjs", "public", "public", "the page: what ranks and spells", "", "site"),
+    Rule("page/*.mjs", "public", "public", "the page: what one sees", "", "site"),
     Rule("service-worker.js", "ledger", "ledger", "the sums of all files", "", "site"),
     Rule("*", "public", "public", "the page", "", "site"),
 )  # fmt: skip

@@ -3,8 +3,8 @@
  * that was held back. What a page does at most is its owner's affair: it refuses a model or work beyond its limits.
  */
 
-import { BOS, EOS, UNK } from "../context.mjs";
-import { GATES, Network, shapesOf } from "../network.mjs";
+import { BOS, EOS, UNK } from "../decoder/context.mjs";
+import { GATES, Network, shapesOf } from "../decoder/network.mjs";
 import { Rejected } from "../secure/bytes.mjs";
 import { distances, frobenius } from "../secure/distance.mjs";
 import { ruleOf } from "../secure/vector.mjs";

@@ -5,7 +5,7 @@
 
 import { eightBytes, hex, joined, Rejected, SecureSumError, sha256, sortedNames, utf8 } from "../secure/bytes.mjs";
 import { Numeral, parse, plain, written } from "../secure/json.mjs";
-import { readTensors } from "../safetensors.mjs";
+import { readTensors } from "../decoder/safetensors.mjs";
 
 const PROTOCOL = 2, MARK = utf8("KFM"), START = 8;
 const BEGIN_HEAD = 16 << 20, COHORT_HEAD = (64 << 10) + (1 << 10) * 4096, LARGEST_COUNT = 2 ** 53;

@@ -6,9 +6,9 @@
 
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
-import { previousWord } from "../context.mjs";
-import { readDictionary } from "../dictionary.mjs";
-import { Engine } from "../engine.mjs";
+import { previousWord } from "../decoder/context.mjs";
+import { readDictionary } from "../decoder/dictionary.mjs";
+import { Engine } from "../decoder/engine.mjs";
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const table = (name) => JSON.parse(readFileSync(new URL(`../data/${name}.json`, import.meta.url), "utf8"));

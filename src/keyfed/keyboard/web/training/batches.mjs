@@ -4,7 +4,7 @@
  * window. Every predicted token counts once.
  */
 
-import { BOS, EOS } from "../context.mjs";
+import { BOS, EOS } from "../decoder/context.mjs";
 import { Draws } from "./seeds.mjs";
 
 const PAD = 0;

@@ -6,8 +6,8 @@
  * Positions lie time by time: row b of step t is position t·rows + b.
  */
 
-import { BOS } from "../context.mjs";
-import { GATES, hasMemory } from "../network.mjs";
+import { BOS } from "../decoder/context.mjs";
+import { GATES, hasMemory } from "../decoder/network.mjs";
 import { addRow, addRows, addTimes, addTimesTransposed, addTransposedTimes } from "./matrices.mjs";
 
 /** @typedef {Float32Array | Float64Array} Floats */

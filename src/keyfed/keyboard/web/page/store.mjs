@@ -4,7 +4,7 @@
  * sandbox, a full disk) everything still works from memory, and `place` says so. What cannot be read is never written over.
  */
 
-import { SETTINGS } from "./defaults.mjs";
+import { SETTINGS } from "../decoder/defaults.mjs";
 
 const SETTINGS_KEY = "keyfed.settings";
 export const PERSONAL_KEY = "keyfed.personal";
