@@ -167,6 +167,12 @@ def test_mail_is_read_in_charsets_of_mail_alone(charset):
         assert (found.author, found.text) == ("ann@example.org", "xn--caf-dma caf-dma \\u0041")
 
 
+def test_a_header_that_cannot_be_decoded_is_read_as_it_is():
+    """It must not end the reading of a mailbox: any stranger can send one."""
+    found = mail._record(b"From: =?utf-8?b?a?= <ann@example.org>\nDate: =?utf-8?b?a?=\n\ngood text")
+    assert (found.author, found.text, found.time) == ("ann@example.org", "good text", None)
+
+
 def test_headers_of_mail_are_cut():
     """Their parameters are read in quadratic time."""
     raw = b"From: ann@example.org\nContent-Type: text/plain" + b";\n " * 5_000 + b";" * 200_000 + b"\n\ngood text"

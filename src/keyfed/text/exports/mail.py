@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from email.errors import HeaderParseError
 from email.header import decode_header
 from email.message import Message
 from email.parser import BytesParser
@@ -164,10 +165,14 @@ def _record(raw: bytes) -> Record | str:
 
 
 def _header(message: Message, name: str) -> str:
-    """Return a header decoded."""
+    """Return a header decoded; one that cannot be, as it is."""
     found = str(message.get(name, ""))[:LONGEST_HEADER]
     pieces = []
-    for piece, charset in decode_header(found):
+    try:
+        decoded = decode_header(found)
+    except HeaderParseError:  # base64 that is none
+        return found
+    for piece, charset in decoded:
         pieces.append(piece if isinstance(piece, str) else piece.decode(codec(charset or "") or "latin_1", "replace"))
     return "".join(pieces)
 
