@@ -22,7 +22,7 @@ from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
 from keyfed.run.counts.command import Counting, excluded_of, read_counts, read_for_weights, refuse_counts, score_counts
 from keyfed.run.counts.mixing import laid_out
-from keyfed.run.counts.noise import check_booked
+from keyfed.run.counts.noise import CountNoise, check_booked
 from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, total
 from keyfed.run.folder import read_result
 from tests.end_to_end.conftest import run_command, write_corpus
@@ -205,8 +205,15 @@ def test_weights_of_other_counts_are_refused(counted, keyfed, tmp_path):
     assert (code, stderr.count("\n")) == (2, 1), stderr
 
 
-def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path):
+def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path, monkeypatch):
     pytest.importorskip("dp_accounting")
+    summed, add = {}, CountNoise.add
+
+    def seen(self, what, cells, norm):
+        summed[what] = int(cells.sum()), norm
+        return add(self, what, cells, norm)
+
+    monkeypatch.setattr(CountNoise, "add", seen)
     out = tmp_path / "noised"
     shutil.copytree(counted, out)
     budget = ("--order", "2", "--megabytes", "0.1", "--dp", "epsilon=8", "--population", "100000")
@@ -225,6 +232,11 @@ def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path)
     assert [e.what for e in booked.entries] == [
         f"counts {what}" for what in ("recount 1", "sketch 2", "recount 2", "smoothing 1", "smoothing 2", "mixture")
     ]
+    assert {f"counts {what}" for what in summed} == {e.what for e in booked.entries}
+    for what in ("smoothing 1", "smoothing 2", "mixture"):  # a client adds its first 16 tokens, maybe to one cell
+        tokens, norm = summed[what]
+        assert norm == 16
+        assert tokens <= 16 * report["terms"]["clients"], what
     model, _ = read_counts(with_data(out, None)[0])
     assert model.about.epsilon == report["terms"]["epsilon"]
     assert all(level["threshold"] > 3 for level in report["levels"])
