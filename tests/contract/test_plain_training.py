@@ -1,21 +1,8 @@
 """Training in simulation needs torch, numpy and safetensors; libraries of other parts are not even imported."""
 
-import subprocess
-import sys
-
-OTHERS = ("cryptography", "dp_accounting", "flwr", "matplotlib", "onnx", "onnxruntime", "rich", "scipy", "sklearn",
-          "starlette", "typer", "uvicorn")  # fmt: skip
+from tests.absent import BEYOND_TRAINING, run_without
 
 SCRIPT = """
-import sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {others!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Absent())
-
 from pathlib import Path
 from keyfed.config.load import Config, apply_settings
 from keyfed.lab.experiment.cell import run_cell
@@ -33,7 +20,5 @@ def test_a_machine_with_torch_alone_trains(tmp_path):
     data.mkdir()
     for name in "abc":
         (data / f"{name}.txt").write_text("the cat sat on the mat and the dog sat on the cat\n" * 20, "utf-8")
-    script = SCRIPT.format(others=set(OTHERS), data=data)
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_without(BEYOND_TRAINING, SCRIPT.format(data=data), cwd=tmp_path)
     assert done.stdout.strip() == "1"

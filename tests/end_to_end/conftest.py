@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
+import torch
 import typer
 
 import keyfed as library
@@ -31,6 +32,18 @@ TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=60", "train.cohort=3", "train.workers=1", "data.window=8",
     "optimiser=sgd", "lr=2", "train.valid_tokens=500",
 ]  # fmt: skip
+
+
+class Bag(torch.nn.Module):
+    """The smallest module: the token itself predicts."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(vocab_size, vocab_size)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.table(tokens)
+        return found
 
 
 def sentence(draw: random.Random) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +13,13 @@ from keyfed.lab.audit.canaries import judge_controls
 from keyfed.lab.experiment.cell import Workspace
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.model.tables import texts_of
-from tests.contract.test_plain_training import OTHERS
+from tests.absent import BEYOND_TRAINING, run_without
 from tests.end_to_end.conftest import write_corpus
 
 SCRIPT_FILE = Path(__file__).parents[2] / "benchmarks" / "counts_study.py"
 
 SCRIPT = """
-import runpy, sys
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {others!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Absent())
-
+import runpy
 from pathlib import Path
 from keyfed.config.load import Config, apply_settings
 from keyfed.run.loop import train
@@ -57,9 +47,8 @@ def study():
 
 def test_a_machine_with_torch_alone_measures_a_run(tmp_path):
     data = write_corpus(tmp_path / "texts")
-    script = SCRIPT.format(others=set(OTHERS), data=data, script=str(SCRIPT_FILE))
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    script = SCRIPT.format(data=data, script=str(SCRIPT_FILE))
+    done = run_without(BEYOND_TRAINING, script, cwd=tmp_path)
     (run,) = json.loads((tmp_path / "counts.json").read_text("utf-8"))["runs"]
     rows = {name: row["test"]["perplexity"] for name, row in run["rows"].items()}
     assert rows["mixture"] < rows["network"]  # which learnt next to nothing in a round

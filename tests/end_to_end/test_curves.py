@@ -12,9 +12,10 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
 from keyfed.run.metrics_line import read_curves
+from tests.listeners import Heard
 
 from .conftest import TINY
-from .test_resume import Interrupting, tiny, write_corpus
+from .test_resume import tiny, write_corpus
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_every_round_has_a_line_whose_last_epoch_is_the_round_of_the_log(with_cu
 def test_an_interrupted_run_ends_with_the_same_file(corpus, with_curves, tmp_path, every):
     config = tiny(corpus, rounds=4, curves=True, checkpoint_every=every)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", listener=Interrupting(3))
+        train(config, tmp_path / "run", listener=Heard(3))
     path = tmp_path / "run" / "curves.jsonl"
     with path.open("ab") as f:
         f.write(b'{"round": 4, "clien')  # killed while it wrote
@@ -61,7 +62,7 @@ def test_an_interrupted_run_ends_with_the_same_file(corpus, with_curves, tmp_pat
 def test_a_file_with_too_few_lines_is_not_gone_on_with(corpus, tmp_path):
     config = tiny(corpus, rounds=4, curves=True)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", listener=Interrupting(2))
+        train(config, tmp_path / "run", listener=Heard(2))
     (tmp_path / "run" / "curves.jsonl").write_bytes(b"")
     with pytest.raises(RunError, match=r"curves.jsonl has 0 lines, and the checkpoint is of round 2"):
         train(config, tmp_path / "run", resume=True)

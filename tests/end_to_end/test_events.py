@@ -13,6 +13,7 @@ import keyfed as library
 from keyfed.reports.figures import EventWriter
 from keyfed.run.console import Silent
 from tests.end_to_end.conftest import TINY
+from tests.listeners import Heard
 
 
 def read_events(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -51,27 +52,18 @@ def test_events_are_the_log(keyfed, corpus, tmp_path):
     assert read_events(out / "tensorboard" / "central") == expected(out / "central")
 
 
-class Breaks(Silent):
-    """A power cut after some round."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def round(self, record: dict) -> None:
-        if record["round"] == self.at:
-            raise RuntimeError("power cut")
-
-
 def test_no_round_is_missing_or_twice_after_a_resume(corpus, tmp_path):
     config = library.configure(
         "fedavg", data=str(corpus), rounds=7, model_embed=8, model_hidden=12, data_vocab=60, train_cohort=3,
         train_workers=1, data_window=8, train_checkpoint_every=2, train_baselines=False,
     )  # fmt: skip
     out = tmp_path / "run"
-    with EventWriter(out, Breaks(3)) as events, pytest.raises(RuntimeError):
+    with EventWriter(out, Heard(3, by=RuntimeError("power cut"))) as events, pytest.raises(RuntimeError):
         library.train(config, out, listener=events)  # round 3 is in the events, not in a checkpoint
     with pytest.raises(RuntimeError):
-        library.train(config, out, resume=True, listener=Breaks(6))  # three rounds without events
+        library.train(
+            config, out, resume=True, listener=Heard(6, by=RuntimeError("power cut"))
+        )  # three rounds without events
     with EventWriter(out, Silent()) as events:
         library.train(config, out, resume=True, listener=events)
     found = read_events(out / "tensorboard")

@@ -18,7 +18,6 @@ from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.loop import train
 from tests.end_to_end.test_resume import (
     ROUNDS,
-    Interrupting,
     assert_same_run,
     checkpoints,
     result_of,
@@ -26,6 +25,7 @@ from tests.end_to_end.test_resume import (
     without_times,
     write_corpus,
 )
+from tests.listeners import Heard
 
 SHORT = 3  # rounds before a run is extended
 OVER = {"average": 0.8, "schedule": "cosine", "warmup": 0.2, "final": 0.1}
@@ -49,11 +49,11 @@ def with_options(config: Config, **options: object) -> Config:
 
 
 def test_an_extended_run_is_the_run_that_had_all_rounds(whole, corpus, tmp_path):
-    out, listener = tmp_path / "run", Interrupting(-1)
+    out, listener = tmp_path / "run", Heard()
     train(tiny(corpus, SHORT), out)
     api.train(tiny(corpus), out, resume=True, listener=listener)
     assert_same_run(whole, out)
-    assert f"the run of {SHORT} rounds is extended to {ROUNDS}; the local step size stays 1" in listener.said
+    assert f"the run of {SHORT} rounds is extended to {ROUNDS}; the local step size stays 1" in listener.lines
     assert read_run_toml(out)[0] == read_run_toml(whole)[0]
     made, before = read_run_toml(out)[1], read_run_toml(whole)[1]
     assert made == before | {"extended": f"from {SHORT} to {ROUNDS} rounds"}
@@ -71,7 +71,7 @@ def test_it_can_be_extended_twice_and_says_so(whole, corpus, tmp_path):
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_a_schedule_is_refitted_over_the_new_rounds(corpus, tmp_path, monkeypatch, schedule):
     """Against a transcription: one run whose first rounds follow the old schedule, and the others the new one."""
-    over, listener = OVER | {"schedule": schedule}, Interrupting(-1)
+    over, listener = OVER | {"schedule": schedule}, Heard()
     train(tiny(corpus, SHORT, **over), tmp_path / "run")
     train(tiny(corpus, **over), tmp_path / "run", resume=True, listener=listener)
     refitted = descent.progress
@@ -79,7 +79,7 @@ def test_a_schedule_is_refitted_over_the_new_rounds(corpus, tmp_path, monkeypatc
     assert (
         f"the run of 3 rounds is extended to 6; the local step size was {steps[0]:.4g} in round 3, is {steps[1]:.4g} "
         f"in round 4 and goes to {steps[2]:.4g} in round 6 (train.schedule={schedule}, over the new whole)"
-    ) in listener.said
+    ) in listener.lines
     assert steps[0] < steps[1]
 
     def transcribed(given, round: int) -> float:
@@ -118,7 +118,7 @@ def test_an_extension_that_was_interrupted_goes_on(whole, corpus, tmp_path, afte
     out = tmp_path / "run"
     train(tiny(corpus, SHORT), out)
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(corpus), out, resume=True, listener=Interrupting(after))
+        train(tiny(corpus), out, resume=True, listener=Heard(after))
     assert not (out / "result.json").exists(), "it is not taken for finished"
     train(tiny(corpus), out, resume=True)
     assert_same_run(whole, out)
@@ -127,7 +127,7 @@ def test_an_extension_that_was_interrupted_goes_on(whole, corpus, tmp_path, afte
 def test_a_run_that_is_not_finished_can_be_extended_too(whole, corpus, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(corpus, SHORT), out, listener=Interrupting(2))
+        train(tiny(corpus, SHORT), out, listener=Heard(2))
     train(tiny(corpus), out, resume=True)
     assert_same_run(whole, out)
 

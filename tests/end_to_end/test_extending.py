@@ -18,29 +18,12 @@ import keyfed as api
 from keyfed.errors import ConfigError, KeyfedError, RunError
 from keyfed.federated.types import Mediator, Method, ServerRule, Share
 from keyfed.federated.weigh import by_tokens, separable
-from keyfed.run.console import Silent
+from tests.listeners import Heard
 
-from .conftest import sentence
+from .conftest import Bag, sentence
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text("utf-8")
 BLOCKS = dict(re.findall(r"```python\n# (\S+\.py)\n(.*?)```", PAGE, re.S))
-
-
-class Heard(Silent):
-    """Remembers what was said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
-class Interrupting(Silent):
-    """Presses Ctrl-C after a round."""
-
-    def round(self, record) -> None:
-        raise KeyboardInterrupt
 
 
 def config_for(corpus, **settings):
@@ -111,7 +94,7 @@ def test_a_method_of_your_own_resumes_with_itself_only(corpus, tmp_path, keyfed)
     api.train(config, tmp_path / "whole", method=mine)
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        api.train(config, cut, method=mine, listener=Interrupting())
+        api.train(config, cut, method=mine, listener=Heard(count=1))
     with pytest.raises(RunError, match="began with the method mine from outside the package, and was given other"):
         api.train(config, cut, resume=True, method=own_method("other"))
     with pytest.raises(RunError, match="given none; go on from Python"):
@@ -131,7 +114,7 @@ def test_a_method_of_your_own_resumes_with_a_model_of_characters_too(corpus, tmp
     config = config_for(corpus, model="char-lstm", model_embed=4, model_hidden=6, rounds=3)
     api.train(config, tmp_path / "whole", method=own_method())
     with pytest.raises(KeyboardInterrupt):
-        api.train(config, tmp_path / "cut", method=own_method(), listener=Interrupting())
+        api.train(config, tmp_path / "cut", method=own_method(), listener=Heard(count=1))
     api.train(config, tmp_path / "cut", resume=True, method=own_method())
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
@@ -190,17 +173,6 @@ def test_a_slip_in_a_method_is_one_line_that_names_it(parts, said, corpus, tmp_p
         api.train(config, tmp_path / "run", method=own_method("slippery", **parts))
     assert "slippery" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-class Bag(torch.nn.Module):
-    """The smallest module: the token itself predicts."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(vocab_size, vocab_size)
-
-    def forward(self, tokens):
-        return self.table(tokens)
 
 
 def test_the_command_line_says_to_use_python_for_a_module(corpus, tmp_path, keyfed):

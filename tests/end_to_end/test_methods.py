@@ -7,19 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, read_metrics
 from keyfed.run.loop import train
+from tests.listeners import Heard
 
 from .test_resume import checkpoints, tiny, without_times
-
-
-class Stop(Silent):
-    """Presses Ctrl-C after the second round."""
-
-    def round(self, record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
 
 
 def with_method(config, name, **options):
@@ -34,7 +26,7 @@ def test_an_interrupted_run_ends_where_it_would_have_ended(corpus, tmp_path, nam
     config = with_method(tiny(corpus, rounds=4, checkpoint_every=2), name, **options)
     train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "again", listener=Stop())
+        train(config, tmp_path / "again", listener=Heard(2))
     train(config, tmp_path / "again", resume=True)
     one, two = (read_metrics(tmp_path / run) for run in ("whole", "again"))
     assert without_times(one) == without_times(two)
@@ -67,14 +59,6 @@ def test_the_ledger_and_the_attention_of_fedmed(corpus, tmp_path):
     assert not any({"effective_by_layer", "adaptive"} & set(record) for record in read_metrics(tmp_path / "fedavg"))
 
 
-class Hearing(Silent):
-    def __init__(self):
-        self.said = []
-
-    def say(self, line):
-        self.said.append(line)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "word"),
     [
@@ -84,9 +68,9 @@ class Hearing(Silent):
     ],
 )
 def test_attention_that_does_too_much_or_nothing_is_said_once(corpus, tmp_path, name, options, word):
-    hearing = Hearing()
-    train(with_method(tiny(corpus, rounds=2), name, **options), tmp_path / "run", listener=hearing)
-    lines = [line for line in hearing.said if "attention" in line]
+    heard = Heard()
+    train(with_method(tiny(corpus, rounds=2), name, **options), tmp_path / "run", listener=heard)
+    lines = [line for line in heard.lines if "attention" in line]
     assert len(lines) == (word is not None)
     assert word is None or word in lines[0]
 

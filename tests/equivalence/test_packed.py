@@ -34,7 +34,6 @@ from keyfed.model.conformance import check_model
 from keyfed.model.language_model import init_params
 from keyfed.model.output import output_gradients
 from keyfed.reports.finished import Personalisation, evaluate_run, personalise_run
-from keyfed.run.console import Silent
 from keyfed.run.evaluate import evaluate_lines, evaluate_sentences, limit_streams, scorer_of, suggest, total, validator
 from keyfed.run.folder import load_model, read_metrics, read_result
 from keyfed.run.loop import train
@@ -42,6 +41,7 @@ from keyfed.run.prepare import make_problem, prepare
 from keyfed.run.remote.device import own_text
 from keyfed.text.batches import Batching, line_starts, lines_of, packed_steps
 from keyfed.text.vocab import BOS, EOS
+from tests.listeners import Heard
 
 from .oracle import Local, Oracle
 from .test_cells import CASES, make, weights_of
@@ -266,14 +266,6 @@ def tiny(corpus, **more) -> Config:
     )
 
 
-class Interrupting(Silent):
-    """Presses Ctrl-C when the second round has ended."""
-
-    def round(self, record):
-        if record["round"] == 2:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
 def whole(corpus, tmp_path_factory):
     """A run that nothing interrupted, with its central one."""
@@ -285,7 +277,7 @@ def whole(corpus, tmp_path_factory):
 def test_a_run_is_resumed_bit_for_bit_whatever_the_block(corpus, whole, tmp_path):
     config = tiny(corpus, central=True, ngram_order=3)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "broken", listener=Interrupting())
+        train(config, tmp_path / "broken", listener=Heard(2))
     train(config, tmp_path / "broken", resume=True)
     for file in ("model.safetensors", "central/model.safetensors"):
         assert (whole / file).read_bytes() == (tmp_path / "broken" / file).read_bytes()

@@ -13,7 +13,7 @@ from keyfed.config.schema import SecureConfig
 from keyfed.federated.types import Params
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, signed_answer
 from keyfed.private.secagg.threshold import Floors
-from keyfed.run.checkpoint import load_checkpoint
+from keyfed.run.checkpoint import Checkpoint, load_checkpoint
 from keyfed.run.remote.device import method_digest, own_text, run_method, told
 from keyfed.run.remote.train import Patience
 from keyfed.text.vocab import Vocab
@@ -124,8 +124,18 @@ def calls_of(tmp_path: Path, fault: Fault | None = None, clients: int = 3) -> Ca
     return Calls(transport, roster, RemoteRun("r", about, 1, 5.0))
 
 
+def last_checkpoint(run: Path) -> Checkpoint:
+    """What a run would go on from."""
+    found = load_checkpoint(run / "checkpoint", 1 << 40, lambda line: None)
+    assert found is not None
+    return found
+
+
 def last_model(run: Path) -> Params:
     """The model after the last round, whichever was chosen."""
-    saved = load_checkpoint(run / "checkpoint", 1 << 40, lambda line: None)
-    assert saved is not None
-    return saved.state.params
+    return last_checkpoint(run).state.params
+
+
+def bits(params: Params) -> dict[str, bytes]:
+    """Parameters as bytes, to be compared bit for bit."""
+    return {name: p.numpy().tobytes() for name, p in sorted(params.items())}

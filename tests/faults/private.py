@@ -19,6 +19,7 @@ from keyfed.private.secagg.keys import SIGNATURE_BYTES
 from keyfed.run import privacy
 from keyfed.run.checkpoint import read_checkpoint
 from keyfed.run.remote import private as deployed_private
+from keyfed.run.remote import rounds
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire.messages import unpack
 from keyfed.wire.roster import Roster
@@ -98,21 +99,6 @@ def recorded(monkeypatch: Any, before: Callable[[int], None] = lambda number: No
     return drawn
 
 
-class Stops:
-    """A listener that ends the run after a round's checkpoint was written."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def say(self, line: str) -> None: ...
-
-    def start(self, what: str, rounds: int, done: int) -> None: ...
-
-    def round(self, record: dict[str, Any]) -> None:
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
-
-
 class Killed(Exception):
     """Somebody pulled the plug."""
 
@@ -147,3 +133,14 @@ def counting(transport, kind="train"):
 
     transport.fault = watch
     return sent
+
+
+def killed_before_checkpoint(monkeypatch: Any, number: int) -> None:
+    """Kill the server once, after the release of a round and before its checkpoint is written."""
+    save, kill = rounds.save_checkpoint, once(number)
+
+    def saves(*given: Any) -> None:
+        kill()
+        save(*given)
+
+    monkeypatch.setattr(rounds, "save_checkpoint", saves)

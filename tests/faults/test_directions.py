@@ -22,11 +22,11 @@ from keyfed.federated.soundness import CLEARLY, LEAST_COMPARED, against_others, 
 from keyfed.federated.types import Caps, Params
 from keyfed.reports import run_page as report
 from keyfed.run import ranks
-from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
 from keyfed.run.plan import Choice
 from keyfed.run.remote.train import train_deployed
+from tests.listeners import Heard
 
 from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
 from .test_poisoning import bits, poisoning
@@ -192,16 +192,6 @@ def test_nothing_is_compared_without_the_option():
 # runs
 
 
-class Lines(Silent):
-    """Keep what a run says."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def made(tmp_path: Path, method: str = "fedavg", clients: int = 5, rounds: int = 4, **upload: Any) -> tuple[Any, ...]:
     paths = write_texts(tmp_path / "texts", clients)
     vocab, path = vocabulary(tmp_path)
@@ -255,13 +245,13 @@ def test_a_negated_upload_is_left_out_said_and_counted(tmp_path, monkeypatch, me
     transport, roster = federation(tmp_path / "clients", paths)
     home = tmp_path / "clients" / "client-5"
     transport.handlers["client-5"] = poisoning.Liar(home, "client-5", paths[5], "at the bound")
-    listener = Lines()
+    listener = Heard()
     result = train_deployed(config, vocab, tmp_path / "run", transport, roster, listener, patience=QUICK)
     lies = 5 - poisoning.FIRST
     assert result["against"] == (lies if mended else 0)
     expected = {"client-5": "against the others"} if mended else {}
     assert refused(tmp_path / "run") == [{}] * poisoning.FIRST + [expected] * lies
-    said = [line for line in listener.said if "client-5 is left out: against the others" in line]
+    said = [line for line in listener.lines if "client-5 is left out: against the others" in line]
     assert len(said) == (lies if mended else 0)
     counted = [number for what, number in report._participation(result) if "against the others" in what]
     assert counted == ([str(lies)] if mended else [])

@@ -34,11 +34,9 @@ from keyfed.federated.soundness import (
     judge_model,
     suspect,
 )
-from keyfed.federated.types import Aggregate, Params, Refusal, State
+from keyfed.federated.types import Aggregate, Refusal, State
 from keyfed.model.output import Score
 from keyfed.reports.run_page import report_run
-from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.console import Silent
 from keyfed.run.folder import load_model, read_metrics
 from keyfed.run.loop import train
 from keyfed.run.metrics_line import diverged_warning
@@ -49,30 +47,23 @@ from keyfed.wire import client as session_module
 from keyfed.wire import sums
 from keyfed.wire.messages import MOST_LOSS, Rejected, finished_of, pack, report_head, unpack
 from keyfed.wire.transport import Answer, Handler, Post, deliver
+from tests.listeners import Heard
 
-from .deployed import QUICK, federation, last_model, resigned, session, small_config, vocabulary, write_texts
+from .deployed import (
+    QUICK,
+    bits,
+    federation,
+    last_checkpoint,
+    last_model,
+    resigned,
+    session,
+    small_config,
+    vocabulary,
+    write_texts,
+)
 
 UNIFORM = 26  # words of the vocabulary
 STEP_1000 = {"method.lr": 1000.0}
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
-class Stopped(Silent):
-    """Stops a run after a round, as Ctrl-C does."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round(self, record) -> None:
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
 
 
 def configured(tmp_path: Path, method: str, settings: dict[str, object], rounds: int = 12, **options) -> Config:
@@ -82,16 +73,6 @@ def configured(tmp_path: Path, method: str, settings: dict[str, object], rounds:
     for key, value in settings.items():
         config = set_value(config, key, value)
     return config
-
-
-def bits(params: Params) -> dict[str, bytes]:
-    return {name: p.numpy().tobytes() for name, p in sorted(params.items())}
-
-
-def saved(run: Path):
-    found = load_checkpoint(run / "checkpoint", 1 << 40, lambda line: None)
-    assert found is not None
-    return found
 
 
 # what is decided
@@ -303,7 +284,7 @@ def test_worker_processes_take_the_halved_step(tmp_path):
     config = configured(tmp_path, "fedavg", STEP_1000, rounds=6)
     train(config, tmp_path / "alone")
     train(replace(config, train=replace(config.train, workers=2)), tmp_path / "workers")
-    assert saved(tmp_path / "alone").state.halvings > 0
+    assert last_checkpoint(tmp_path / "alone").state.halvings > 0
     assert bits(last_model(tmp_path / "alone")) == bits(last_model(tmp_path / "workers"))
 
 
@@ -319,14 +300,14 @@ def test_a_diverging_run_is_the_same_after_every_resume(tmp_path, case, eval_eve
     config = configured(tmp_path, *DIVERGING[case], rounds=7)
     config = replace(config, train=replace(config.train, eval_every=eval_every))
     train(config, tmp_path / "whole")
-    a = saved(tmp_path / "whole")
+    a = last_checkpoint(tmp_path / "whole")
     assert a.state.halvings + a.state.server_halvings > 0
     for after in (1, 3, 5):
         run = tmp_path / f"stopped-{after}"
         with pytest.raises(KeyboardInterrupt):
-            train(config, run, listener=Stopped(after))
+            train(config, run, listener=Heard(after))
         train(config, run, resume=True)
-        b = saved(run)
+        b = last_checkpoint(run)
         assert bits(a.state.params) == bits(b.state.params)
         assert bits(a.state.server) == bits(b.state.server)
         assert replace(a.state, params={}, server={}) == replace(b.state, params={}, server={})
@@ -364,7 +345,7 @@ def test_a_diverging_federation_equals_the_simulation_bit_for_bit(tmp_path, case
     transport, roster = federation(tmp_path / "clients", sorted((tmp_path / "texts").glob("*.txt")))
     vocab, _ = vocabulary(tmp_path)
     result = train_deployed(config, vocab, tmp_path / "deployed", transport, roster, patience=QUICK)
-    simulated, deployed = saved(tmp_path / "simulated").state, saved(tmp_path / "deployed").state
+    simulated, deployed = last_checkpoint(tmp_path / "simulated").state, last_checkpoint(tmp_path / "deployed").state
     assert simulated.halvings >= 6
     assert bits(simulated.params) == bits(deployed.params)
     assert bits(simulated.server) == bits(deployed.server)
@@ -535,7 +516,7 @@ def test_an_older_checkpoint_was_never_eased(tmp_path):
 
     config = configured(tmp_path, "fedavg", {}, rounds=3)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", listener=Stopped(2))
+        train(config, tmp_path / "run", listener=Heard(2))
     for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
         manifest = json.loads(path.read_text())
         del manifest["eased"], manifest["seal"], manifest["good"]["doubts"], manifest["good"]["lowest"]

@@ -8,7 +8,7 @@ mutant without it, in which the attack works.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from keyfed.run.remote.train import train_deployed
 from keyfed.wire import client as session
 from keyfed.wire import promise as promises
 from keyfed.wire.promise import Promise
+from tests.listeners import Heard
 
 from .deployed import QUICK, federation, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
@@ -402,18 +403,9 @@ def attack(folder: Path, clients: int, **more: Any) -> tuple[Path, list[str]]:
         **more.pop("options", {}),
     )  # fmt: skip
     transport, roster = federation(folder / "clients", texts, plain=False)
-    said: list[str] = []
-
-    class Listener:
-        def say(self, line: str) -> None:
-            said.append(line)
-
-        def start(self, what: str, rounds: int, done: int) -> None: ...
-
-        def round(self, record: Mapping[str, Any]) -> None: ...
-
-    train_deployed(replace(config, **more), vocab, folder / "run", transport, roster, Listener(), patience=QUICK)
-    return folder / "run", said
+    heard = Heard()
+    train_deployed(replace(config, **more), vocab, folder / "run", transport, roster, heard, patience=QUICK)
+    return folder / "run", heard.lines
 
 
 ZEROS = Part("fixed", {"weights": ", ".join(f"client-{k}=0" for k in range(1, 6))})
@@ -519,7 +511,7 @@ def noising(called: float = 100.0) -> Noising:
     return Noising(3.0, 0.0, 0.0, called, called, None, lambda: lambda name, shape: torch.zeros(shape))
 
 
-class Heard:
+class Listening:
     """In the place of a masked sum: hears what clients send."""
 
     def __init__(self, context: bytes, *rest: Any) -> None:
@@ -533,7 +525,7 @@ def sent_by_the_others(
     monkeypatch: pytest.MonkeyPatch, step: Callable[[float, int], float] | None = None
 ) -> set[bytes]:
     """Return the different vectors that one client sends in rounds of 3 to 4,096 drawn clients."""
-    monkeypatch.setattr(masked, "MaskedSum", Heard)
+    monkeypatch.setattr(masked, "MaskedSum", Listening)
     monkeypatch.setattr(masked, "context_of", lambda *ignored: b"")
     names = tuple(f"c{k}" for k in range(MOST_MEMBERS))
     method, found = build_method(MethodSpec("fedavg")), set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,6 @@ from keyfed.private.secagg.accusation import Suspects
 from keyfed.private.secagg.keys import SIGNATURE_BYTES, Identity, check_answer, signed_answer
 from keyfed.private.secagg.threshold import Floors
 from keyfed.private.secagg.wire import package_text
-from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics
 from keyfed.run.remote.train import train_deployed
 from keyfed.text.vocab import Vocab
@@ -38,8 +36,9 @@ from keyfed.wire.messages import pack, unpack
 from keyfed.wire.roster import Roster
 from keyfed.wire.transport import Answer, Fault, Handler, InProcess, Lost, Post, deliver
 from tests.examples import examples
+from tests.listeners import Heard
 
-from .deployed import QUICK, federation, last_model, resigned, small_config, vocabulary, write_texts
+from .deployed import QUICK, federation, last_checkpoint, last_model, resigned, small_config, vocabulary, write_texts
 from .private import deploy, enrol, private_config
 
 TEN, CLIENTS, LIAR = 10, 6, "client-3"  # ten where a liar is searched for; a lie that is proved needs fewer
@@ -270,31 +269,20 @@ def test_a_client_that_only_drops_out_is_not_shut_out(tmp_path):
 
 
 def test_too_few_clients_to_split_are_not_split_and_that_is_said(tmp_path):
-    said: list[str] = []
-
-    class Listens(Silent):
-        def say(self, line: str) -> None:
-            said.append(line)
-
+    heard = Heard()
     with pytest.raises(RunError, match=r"no round of .* was completed"):
-        soak(tmp_path, lambda round: out_of_range, 4, clients=5, listener=Listens())
-    assert sum("two groups of at least 3; 5 clients are too few" in line for line in said) == 1
+        soak(tmp_path, lambda round: out_of_range, 4, clients=5, listener=heard)
+    assert sum("two groups of at least 3; 5 clients are too few" in line for line in heard.lines) == 1
 
 
 def test_a_run_that_is_resumed_remembers_its_suspects(tmp_path):
     def fault(client: str, post: Post, handler: Handler) -> Answer:
         return (out_of_range if client == LIAR else deliver)(client, post, handler)
 
-    class Stops(Silent):
-        def round(self, record: Mapping[str, Any]) -> None:
-            if record["round"] == 4:
-                raise KeyboardInterrupt
-
     config, vocab, transport, roster = prepared(tmp_path, fault, 8, TEN)
     with pytest.raises(KeyboardInterrupt):
-        train_deployed(config, vocab, tmp_path / "run", transport, roster, Stops(), patience=QUICK)
-    before = load_checkpoint(tmp_path / "run" / "checkpoint", 1 << 40, print)
-    assert before is not None
+        train_deployed(config, vocab, tmp_path / "run", transport, roster, Heard(4), patience=QUICK)
+    before = last_checkpoint(tmp_path / "run")
     assert len(before.suspects["spoilt"]) == 4
     train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK, resume=True)
     lines = read_metrics(tmp_path / "run")
@@ -344,20 +332,14 @@ def test_a_private_run_shuts_out_a_liar_that_is_proved_and_splits_no_cohort(tmp_
         lies = {LIAR: another_secret, "client-1": out_of_range}  # the second one is folded back into the sum's ball
         return lies.get(client, deliver)(client, post, handler)
 
-    said: list[str] = []
-
-    class Listens(Silent):
-        def say(self, line: str) -> None:
-            said.append(line)
-
+    heard = Heard()
     config = private_config(tmp_path, clients=6, secure=True, rounds=3)
     transport, roster = enrol(tmp_path, 6, fault=fault)
-    deploy(tmp_path, config, transport, roster, listener=Listens())
-    saved = load_checkpoint(tmp_path / "deployed" / "checkpoint", 1 << 40, print)
-    assert saved is not None
+    deploy(tmp_path, config, transport, roster, listener=heard)
+    saved = last_checkpoint(tmp_path / "deployed")
     assert list(saved.suspects["proved"]) == [LIAR]
     assert saved.suspects["spoilt"] == []
-    assert sum(f"{LIAR} is shut out of this run: lied" in line for line in said) == 1
+    assert sum(f"{LIAR} is shut out of this run: lied" in line for line in heard.lines) == 1
     assert all("shut_out" not in line for line in read_metrics(tmp_path / "deployed"))
 
 

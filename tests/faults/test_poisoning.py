@@ -8,7 +8,6 @@ import importlib.util
 import json
 import math
 import statistics
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -33,16 +32,15 @@ from keyfed.federated.soundness import WINDOW, UploadLimits, caps_of, norm_of, s
 from keyfed.federated.spec import MethodSpec
 from keyfed.federated.types import Caps, Params, Refusal, Seen
 from keyfed.private.secagg.threshold import most_ratio, usual_threshold
-from keyfed.run.checkpoint import load_checkpoint
-from keyfed.run.console import Silent
 from keyfed.run.folder import read_metrics, read_run_toml
 from keyfed.run.loop import train
 from keyfed.run.remote import train as deployed
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire.messages import unpack
 from keyfed.wire.transport import Answer, Handler, Post, deliver
+from tests.listeners import Heard
 
-from .deployed import QUICK, federation, last_model, small_config, vocabulary, write_texts
+from .deployed import QUICK, bits, federation, last_checkpoint, last_model, small_config, vocabulary, write_texts
 
 CLIENTS, ROUNDS = 10, 6  # the liar begins in the third
 
@@ -59,10 +57,6 @@ def _benchmark() -> ModuleType:
 
 poisoning = _benchmark()
 KNOWN: dict[str, dict[tuple[Any, ...], Any]] = {}
-
-
-def bits(params: Params) -> dict[str, bytes]:
-    return {name: p.numpy().tobytes() for name, p in sorted(params.items())}
 
 
 @pytest.fixture(scope="module")
@@ -278,20 +272,11 @@ def test_limits_are_the_same_after_every_resume(tmp_path):
     config = replace(config, upload=UploadConfig(limit=1.0, token_limit=1.0))
     train(config, tmp_path / "whole")
 
-    class Stopped(Silent):
-        def __init__(self, after: int) -> None:
-            self.after = after
-
-        def round(self, record: Mapping[str, Any]) -> None:
-            if record["round"] == self.after:
-                raise KeyboardInterrupt
-
     for after in (1, 2, 3):
         run = tmp_path / f"stopped-{after}"
         with pytest.raises(KeyboardInterrupt):
-            train(config, run, listener=Stopped(after))
-        saved = load_checkpoint(run / "checkpoint", 1 << 40, lambda line: None)
-        assert saved is not None
+            train(config, run, listener=Heard(after))
+        saved = last_checkpoint(run)
         assert len(saved.state.seen.norms) == len(saved.state.seen.tokens) == after
         train(config, run, resume=True)
         assert bits(last_model(run)) == bits(last_model(tmp_path / "whole"))
@@ -306,18 +291,14 @@ def test_a_federation_writes_its_limits_down_and_an_older_one_goes_on_without(te
     )
     transport, roster = federation(tmp_path / "c", few)
 
-    class Stopped(Silent):
-        def round(self, record: Mapping[str, Any]) -> None:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train_deployed(config, vocab, tmp_path / "new", transport, roster, Stopped(), patience=QUICK)
+        train_deployed(config, vocab, tmp_path / "new", transport, roster, Heard(1), patience=QUICK)
     written = read_run_toml(tmp_path / "new")[0].upload
     assert (written.limit, written.token_limit, written.against) == (LIMIT, TOKEN_LIMIT, AGAINST)
     with monkeypatch.context() as older:
         older.setattr(deployed, "with_limits", lambda config, begun=None: config)
         with pytest.raises(KeyboardInterrupt):
-            train_deployed(config, vocab, tmp_path / "run", transport, roster, Stopped(), patience=QUICK)
+            train_deployed(config, vocab, tmp_path / "run", transport, roster, Heard(1), patience=QUICK)
     toml = tmp_path / "run" / "run.toml"
     lines = toml.read_text("utf-8").splitlines()
     toml.write_text(

@@ -29,9 +29,10 @@ from keyfed.run.remote import private as deployed_private
 from keyfed.wire import client as session
 from keyfed.wire.messages import unpack
 from keyfed.wire.transport import Lost, deliver
+from tests.listeners import Heard
 
 from .deployed import last_model, vocabulary
-from .private import Stops, deploy, enrol, models_of, private_config, recorded, without_noise
+from .private import deploy, enrol, models_of, private_config, recorded, without_noise
 
 METHODS = {
     "fedavg": {},
@@ -258,7 +259,7 @@ def test_nothing_tells_who_or_how_many_were_drawn(tmp_path, monkeypatch, secure)
     everybody = [f"client-{k}" for k in range(8)]
     cohorts = itertools.cycle([everybody[:5], everybody, everybody[2:]])
     monkeypatch.setattr(deployed_private, "drawn", lambda names, rate: next(cohorts))
-    heads, lines = [], []
+    heads = []
 
     def fault(client, post, handler):
         if post.kind == "train":
@@ -267,14 +268,11 @@ def test_nothing_tells_who_or_how_many_were_drawn(tmp_path, monkeypatch, secure)
                 return Lost("no answer")
         return deliver(client, post, handler)
 
-    class Hears(Stops):
-        def say(self, line):
-            lines.append(line)
-
+    heard = Heard()
     config = private_config(tmp_path, clients=8, cohort=7, rounds=3, secure=secure)
-    result = deploy(tmp_path, config, *enrol(tmp_path, 8, fault=fault), listener=Hears(99))
-    assert not any("client-" in line for line in lines)
-    assert sum("some of the clients that were called take no part: no answer" in line for line in lines) == 1
+    result = deploy(tmp_path, config, *enrol(tmp_path, 8, fault=fault), listener=heard)
+    assert not any("client-" in line for line in heard.lines)
+    assert sum("some of the clients that were called take no part: no answer" in line for line in heard.lines) == 1
     said = " ".join(result["privacy"]["statement"])
     assert ("know each other's names" in said) == secure
     if not secure:
@@ -291,20 +289,15 @@ def test_nothing_tells_who_or_how_many_were_drawn(tmp_path, monkeypatch, secure)
 
 
 def test_a_plain_round_has_room_for_everybody_and_refusals_are_heard_of(tmp_path, monkeypatch):
-    lines = []
-
-    class Hears(Stops):
-        def say(self, line):
-            lines.append(line)
-
+    heard = Heard()
     monkeypatch.setattr(session, "MOST_MEMBERS", 3)
     config = private_config(tmp_path, clients=5, rounds=1)
-    deploy(tmp_path, config, *enrol(tmp_path, 5), listener=Hears(99))
-    assert not any("WARNING" in line for line in lines)
+    deploy(tmp_path, config, *enrol(tmp_path, 5), listener=heard)
+    assert not any("WARNING" in line for line in heard.lines)
     config = private_config(tmp_path, clients=5, rounds=2, secure=True)
-    deploy(tmp_path, config, *enrol(tmp_path, 5, "others"), "secure", listener=Hears(99))
-    assert sum("WARNING: some clients refused what they were asked" in line for line in lines) == 1
-    assert sum("a secure sum stayed closed" in line for line in lines) == 1
+    deploy(tmp_path, config, *enrol(tmp_path, 5, "others"), "secure", listener=heard)
+    assert sum("WARNING: some clients refused what they were asked" in line for line in heard.lines) == 1
+    assert sum("a secure sum stayed closed" in line for line in heard.lines) == 1
 
 
 @pytest.mark.parametrize("raw", [False, True], ids=["given", "from clients"])

@@ -13,11 +13,11 @@ from keyfed.private.dp.ledger import Ledger, read_ledger
 from keyfed.run.remote import private as deployed_private
 from keyfed.wire.messages import unpack
 from keyfed.wire.transport import Lost, deliver
+from tests.listeners import Heard
 
 from .deployed import revoke
 from .private import (
     Killed,
-    Stops,
     counting,
     deploy,
     enrol,
@@ -68,7 +68,7 @@ def test_a_row_at_rate_one_that_exceeds_the_budget_ends_the_run_unreleased(tmp_p
     assert result["privacy"]["pld"] < fits
 
 
-class Copies(Stops):
+class Copies(Heard):
     """Ends the run after a round, and copies its folder after another."""
 
     def __init__(self, run, after, stop):
@@ -129,7 +129,7 @@ def test_the_clients_that_a_ledger_is_about_cannot_be_exchanged(tmp_path):
     transport, roster = enrol(tmp_path, 4)
     revoke(roster, "client-3")
     with pytest.raises(KeyboardInterrupt):
-        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+        deploy(tmp_path, config, transport, roster, listener=Heard(1))
     path = tmp_path / "deployed" / "enrolled.json"
     names = path.read_text()
     path.unlink()
@@ -146,7 +146,7 @@ def test_a_run_that_goes_on_under_other_terms_is_refused(tmp_path):
     config = private_config(tmp_path, clients=3)
     transport, roster = enrol(tmp_path, 3)
     with pytest.raises(KeyboardInterrupt):
-        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+        deploy(tmp_path, config, transport, roster, listener=Heard(1))
     louder = replace(config, privacy=replace(config.privacy, noise=0.5))
     with pytest.raises(RunError):
         deploy(tmp_path, louder, transport, roster, resume=True)

@@ -20,7 +20,6 @@ from keyfed.private.secagg.keys import SIGNATURE_BYTES
 from keyfed.run.folder import read_metrics
 from keyfed.run.prepare import build_network
 from keyfed.run.remote import private as deployed_private
-from keyfed.run.remote import rounds
 from keyfed.wire.messages import unpack
 from keyfed.wire.promise import Promise
 from keyfed.wire.transport import Lost, deliver
@@ -31,6 +30,7 @@ from .private import (
     Killed,
     deploy,
     enrol,
+    killed_before_checkpoint,
     once,
     private_config,
     recorded,
@@ -43,19 +43,14 @@ from .test_faults import on_head, on_tensors, poisoned
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
 def test_killed_between_the_ledger_and_the_checkpoint(tmp_path, monkeypatch, secure):
     """The round is done again: a row of its own, other noise, a cohort of its own."""
-    cohorts, drawn, save = [], recorded(monkeypatch), rounds.save_checkpoint
-    draw, kill = deployed_private.drawn, once(2)
+    cohorts, drawn, draw = [], recorded(monkeypatch), deployed_private.drawn
 
     def note(names, rate):
         cohorts.append(draw(names, rate))
         return cohorts[-1]
 
-    def saves(*given):
-        kill()
-        save(*given)
-
     monkeypatch.setattr(deployed_private, "drawn", note)
-    monkeypatch.setattr(rounds, "save_checkpoint", saves)
+    killed_before_checkpoint(monkeypatch, 2)
     config = private_config(tmp_path, secure=secure)
     transport, roster = enrol(tmp_path)
     with pytest.raises(Killed):

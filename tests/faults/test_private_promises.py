@@ -16,11 +16,11 @@ from keyfed.wire.device_store import LastPart
 from keyfed.wire.messages import Rejected, unpack
 from keyfed.wire.promise import Promise
 from keyfed.wire.transport import Lost, deliver
+from tests.listeners import Heard
 
 from .deployed import session
 from .private import (
     VICTIM,
-    Stops,
     deploy,
     enrol,
     models_of,
@@ -144,7 +144,7 @@ def test_clients_hear_the_count_noise_that_was_settled(tmp_path, given, heard):
     config = private_config(tmp_path, rounds=3, privacy={"quantile": 0.5, **given})
     transport, roster = enrol(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+        deploy(tmp_path, config, transport, roster, listener=Heard(1))
     assert told_count_noise(tmp_path / "clients") == [heard] * 5
     result = deploy(tmp_path, config, transport, roster, resume=True)
     assert result["privacy"]["count_noise"] == read_ledger(tmp_path / "deployed").terms.count_noise == heard
@@ -165,7 +165,7 @@ def test_a_run_from_before_count_noise_was_written_down_goes_on_with_it(tmp_path
     with monkeypatch.context() as before:
         before.setattr(run_privacy, "settle_count_noise", lambda *given: None)
         with pytest.raises(KeyboardInterrupt):
-            deploy(tmp_path, config, transport, roster, listener=Stops(1))
+            deploy(tmp_path, config, transport, roster, listener=Heard(1))
     assert told_count_noise(tmp_path / "clients") == [None] * 5
     result = deploy(tmp_path, config, transport, roster, resume=True)
     assert result["privacy"]["count_noise"] == 0.25

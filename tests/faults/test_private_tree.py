@@ -12,18 +12,10 @@ from keyfed.run import privacy as run_privacy
 from keyfed.run.checkpoint import read_checkpoint
 from keyfed.run.prepare import build_network
 from keyfed.run.remote import private as deployed_private
-from keyfed.run.remote import rounds
+from tests.listeners import Heard
 
 from .deployed import last_model, session, vocabulary
-from .private import (
-    Killed,
-    Stops,
-    counting,
-    deploy,
-    enrol,
-    once,
-    tree_config,
-)
+from .private import Killed, counting, deploy, enrol, killed_before_checkpoint, tree_config
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure"])
@@ -33,15 +25,10 @@ def test_a_client_refuses_a_call_before_its_turn_whatever_the_server_says(tmp_pa
     config = tree_config(tmp_path, rounds=4, cohort=3 if secure else 2, secure=secure)
     transport, roster = enrol(tmp_path, 6)
     sent = counting(transport, "upload" if secure else "train")
-    lines = []
-
-    class Hears(Stops):
-        def say(self, line):
-            lines.append(line)
-
-    deploy(tmp_path, config, transport, roster, listener=Hears(99))
+    heard = Heard()
+    deploy(tmp_path, config, transport, roster, listener=heard)
     assert sent == dict.fromkeys(everybody, 2)  # steps 0 and 3 of four; 0 and 2 where two groups take turns
-    assert sum("too soon" in line for line in lines) == 1
+    assert sum("too soon" in line for line in heard.lines) == 1
 
 
 def test_a_client_remembers_its_last_step_when_it_is_restarted(tmp_path, monkeypatch):
@@ -51,7 +38,7 @@ def test_a_client_remembers_its_last_step_when_it_is_restarted(tmp_path, monkeyp
     transport, roster = enrol(tmp_path, 6)
     sent = counting(transport)
     with pytest.raises(KeyboardInterrupt):
-        deploy(tmp_path, config, transport, roster, listener=Stops(1))
+        deploy(tmp_path, config, transport, roster, listener=Heard(1))
     text = tmp_path / "texts" / "client-0.txt"
     transport.handlers["client-0"] = session(tmp_path / "clients", text)
     deploy(tmp_path, config, transport, roster, resume=True)
@@ -78,7 +65,7 @@ def test_the_noise_in_the_model_is_that_of_the_blocks_in_the_checkpoint(tmp_path
     run = tmp_path / "deployed"
     for stop in (1, 3, 4, 6):
         with pytest.raises(KeyboardInterrupt):
-            deploy(tmp_path, config, transport, roster, listener=Stops(stop), resume=stop > 1)
+            deploy(tmp_path, config, transport, roster, listener=Heard(stop), resume=stop > 1)
         blocks, model = prefix_noise(run, stop), last_model(run)
         assert set(blocks) == set(model)
         for name, p in model.items():
@@ -90,17 +77,6 @@ def test_the_noise_in_the_model_is_that_of_the_blocks_in_the_checkpoint(tmp_path
     assert result["privacy"]["verdict"] == "BOUND ONLY"
     assert prefix_noise(run, 7) == {}
     assert len(list((run / "checkpoint").glob("*.safetensors"))) == 1
-
-
-def killed_before_checkpoint(monkeypatch, number):
-    """Kill the server once, after the release of a round and before its checkpoint is written."""
-    save, kill = rounds.save_checkpoint, once(number)
-
-    def saves(*given):
-        kill()
-        save(*given)
-
-    monkeypatch.setattr(rounds, "save_checkpoint", saves)
 
 
 def test_a_release_that_is_not_in_the_checkpoint_begins_another_tree(tmp_path, monkeypatch):
@@ -125,7 +101,7 @@ def test_a_torn_row_is_of_the_tree_in_progress(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         deploy(tmp_path, config, transport, roster)
     with pytest.raises(KeyboardInterrupt):
-        deploy(tmp_path, config, transport, roster, resume=True, listener=Stops(3))
+        deploy(tmp_path, config, transport, roster, resume=True, listener=Heard(3))
     run = tmp_path / "deployed"
     with (run / "ledger.jsonl").open("ab") as f:
         f.write(b'{"what": "upd')

@@ -22,8 +22,7 @@ from keyfed.errors import RunError
 from keyfed.federated.methods import build_method
 from keyfed.federated.soundness import MOST_RETURNS, Good, exploded, finite, first_good, gone_back, judge_model
 from keyfed.federated.types import Aggregate, Method, Params, State
-from keyfed.run.checkpoint import _seal, load_checkpoint
-from keyfed.run.console import Silent
+from keyfed.run.checkpoint import _seal
 from keyfed.run.folder import load_model, read_metrics, save_model
 from keyfed.run.loop import train
 from keyfed.run.plan import with_limits
@@ -32,8 +31,19 @@ from keyfed.run.remote.train import train_deployed
 from keyfed.wire import server
 from keyfed.wire.messages import pack, unpack
 from keyfed.wire.transport import Answer, Handler, InProcess, Lost, Post, deliver
+from tests.listeners import Heard
 
-from .deployed import QUICK, federation, last_model, resigned, small_config, vocabulary, write_texts
+from .deployed import (
+    QUICK,
+    bits,
+    federation,
+    last_checkpoint,
+    last_model,
+    resigned,
+    small_config,
+    vocabulary,
+    write_texts,
+)
 
 UNLIMITED = UploadConfig(limit=0.0, token_limit=0.0, against=0.0)  # so that one upload destroys a model
 ROUNDS = 4
@@ -66,16 +76,6 @@ def spoiling(config: Config, factor: float, rounds: tuple[int, ...] = (BAD,)) ->
         return after, {**kept, "spoiling": state["spoiling"] + 1}
 
     return replace(method, server=method.server._replace(init=init, step=step), spec=None)
-
-
-def bits(params: Params) -> dict[str, bytes]:
-    return {name: p.numpy().tobytes() for name, p in sorted(params.items())}
-
-
-def checkpoint(run: Path):
-    found = load_checkpoint(run / "checkpoint", 1 << 40, lambda line: None)
-    assert found is not None
-    return found
 
 
 # what is decided
@@ -146,19 +146,14 @@ def test_a_model_with_numbers_that_are_not_finite_is_not_written(tmp_path):
 def test_an_exploded_model_is_gone_back_from_and_said(tmp_path):
     config = configured(tmp_path)
 
-    class Heard(Silent):
-        lines: list[str] = []  # noqa: RUF012
-
-        def say(self, line: str) -> None:
-            self.lines.append(line)
-
-    result = train(config, tmp_path / "run", method=spoiling(config, -1000.0), listener=Heard())
+    heard = Heard()
+    result = train(config, tmp_path / "run", method=spoiling(config, -1000.0), listener=heard)
     lines = read_metrics(tmp_path / "run")
     assert [line.get("rolled_back") for line in lines] == [None, None, BAD, None]
     assert result["rolled_back"] == 1
-    assert len([line for line in Heard.lines if line.startswith(f"ROLL-BACK after round {BAD + 1}")]) == 1
+    assert len([line for line in heard.lines if line.startswith(f"ROLL-BACK after round {BAD + 1}")]) == 1
     assert lines[BAD + 1]["valid"]["nats"] < lines[BAD - 1]["valid"]["nats"] + 0.1
-    saved = checkpoint(tmp_path / "run")
+    saved = last_checkpoint(tmp_path / "run")
     assert saved.state.server["spoiling"] == ROUNDS - 1  # the server's state went back, too
     assert result["test"]["perplexity"] < 30
 
@@ -168,7 +163,7 @@ def test_without_roll_back_the_model_stays_destroyed(tmp_path):
     config = replace(config, train=replace(config.train, rollback=0.0))
     train(config, tmp_path / "run", method=spoiling(config, -1000.0))
     assert read_metrics(tmp_path / "run")[-1]["valid"]["nats"] > 10
-    assert checkpoint(tmp_path / "run").good is None
+    assert last_checkpoint(tmp_path / "run").good is None
 
 
 def test_a_run_that_explodes_in_its_last_round_ends_with_the_last_good_model(tmp_path):
@@ -186,18 +181,7 @@ def test_a_run_that_always_explodes_ends_with_its_last_good_model(tmp_path):
     result = train(config, tmp_path / "run", method=spoiling(config, -1000.0, tuple(range(BAD, 20))))
     assert result["rounds"] == BAD + MOST_RETURNS
     assert result["rolled_back"] == MOST_RETURNS
-    assert checkpoint(tmp_path / "run").good.state.round == BAD
-
-
-class Stopped(Silent):
-    """Stops a run after a round, as Ctrl-C does."""
-
-    def __init__(self, after: int) -> None:
-        self.after = after
-
-    def round(self, record) -> None:
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
+    assert last_checkpoint(tmp_path / "run").good.state.round == BAD
 
 
 def exploding(monkeypatch, module, rounds: set[int]) -> None:
@@ -221,10 +205,10 @@ def test_a_roll_back_is_the_same_after_every_resume(tmp_path, monkeypatch, metho
     for after in (3, 4, 5):  # before, right after the roll-back, and later
         run = tmp_path / f"stopped-{after}"
         with pytest.raises(KeyboardInterrupt):
-            train(config, run, listener=Stopped(after))
+            train(config, run, listener=Heard(after))
         train(config, run, resume=True)
         assert [line.get("rolled_back") for line in read_metrics(run)] == rolled
-        a, b = checkpoint(tmp_path / "whole"), checkpoint(run)
+        a, b = last_checkpoint(tmp_path / "whole"), last_checkpoint(run)
         assert bits(a.state.params) == bits(b.state.params)
         assert bits(a.state.server) == bits(b.state.server)
         assert (a.good.nats, a.good.returns, a.good.clients) == (b.good.nats, b.good.returns, b.good.clients)
@@ -237,8 +221,8 @@ def test_the_states_of_clients_go_back_with_the_model(tmp_path, monkeypatch, eva
     config = configured(tmp_path, "fedadmm", rounds=7)
     config = replace(config, train=replace(config.train, eval_every=eval_every))
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", listener=Stopped(6))
-    saved, good = checkpoint(tmp_path / "run"), 6 - eval_every
+        train(config, tmp_path / "run", listener=Heard(6))
+    saved, good = last_checkpoint(tmp_path / "run"), 6 - eval_every
     assert read_metrics(tmp_path / "run")[-1]["rolled_back"] == good
     assert {version.round for version in saved.clients.values()} == {good - 1}
     assert saved.clients == saved.good_clients
@@ -380,7 +364,7 @@ def test_a_client_keeps_the_state_of_the_last_good_model(tmp_path):
 def test_an_older_checkpoint_without_a_good_model_is_gone_on_from(tmp_path):
     config = configured(tmp_path, rounds=4)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", listener=Stopped(2))
+        train(config, tmp_path / "run", listener=Heard(2))
     for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
         manifest = json.loads(path.read_text())
         del manifest["good"], manifest["seal"]

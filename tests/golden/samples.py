@@ -28,9 +28,10 @@ from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment  # no
 from keyfed.deploy.homes import open_home  # noqa: E402
 from keyfed.deploy.superlink import ServerHome  # noqa: E402
 from keyfed.keyboard.export import export_run  # noqa: E402
-from tests.faults.private import Stops, deploy, private_config  # noqa: E402
+from tests.faults.private import deploy, private_config  # noqa: E402
 from tests.faults.private import enrol as enrolled  # noqa: E402
 from tests.golden.runs import PRIVATE, SECURE, TINY, digest, one_thread, write_corpus  # noqa: E402
+from tests.listeners import Heard  # noqa: E402
 
 SAMPLES = HERE / "samples"
 ROOT = HERE.parents[1]
@@ -132,7 +133,7 @@ def _homes(work: Path, out: Path) -> dict[str, Any]:
     enrol(server, [given], lambda commands: [f"SuperNode {7001 + n} registered." for n, _ in enumerate(commands)])
     transport, roster = enrolled(work, 4)
     with pytest.raises(KeyboardInterrupt):  # clients keep what belongs to a run until it says goodbye
-        deploy(work, config, transport, roster, listener=Stops(1))
+        deploy(work, config, transport, roster, listener=Heard(1))
     shutil.copytree(home.path, work / "client")
     _pack(work / "client", out / "client.tar.xz")
     _pack(server.path, out / "server.tar.xz")

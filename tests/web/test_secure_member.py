@@ -25,26 +25,13 @@ from keyfed.private.secagg.member import Member
 from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.threshold import Floors
 from keyfed.private.secagg.wire import add_mask, package_text
+from tests.unit.private.conftest import counter
 
 from .node_cases import Browser, needs_node
 
 pytestmark = needs_node
 
 SERIAL, CONTEXT = 7, b"model, round 1"
-
-
-def counter(seed):
-    """Return the fixed entropy of `secure_cases.mjs`."""
-    blocks, left = iter(range(1 << 40)), bytearray()
-
-    def random(count):
-        while len(left) < count:
-            left.extend(sha256(f"{seed}/{next(blocks)}".encode()).digest())
-        taken = bytes(left[:count])
-        del left[:count]
-        return taken
-
-    return random
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from keyfed.private.dp.ledger import HEAD, LEDGER, Terms, open_ledger
 from keyfed.private.dp.noise import norm_of
 from keyfed.run.console import Silent
 from keyfed.run.loop import train
+from tests.listeners import Heard
 
 pytestmark = pytest.mark.usefixtures("losses_on_a_coarse_grid")
 TINY = [
@@ -76,17 +77,8 @@ def test_a_run_without_privacy_is_attacked_in_every_way_and_claims_nothing(confi
     run = tmp_path / "run"
     train(config, run)
     before = {name: (run / name).read_bytes() for name in ("model.safetensors", "metrics.jsonl", "result.json")}
-    said: list[str] = []
-
-    class Listen:
-        def say(self, line: str) -> None:
-            said.append(line)
-
-        def start(self, what: str, rounds: int, done: int) -> None: ...
-
-        def round(self, record: dict[str, Any]) -> None: ...
-
-    found = audit_run(run, listener=Listen())
+    heard = Heard()
+    found = audit_run(run, listener=heard)
     assert (found["verdict"], found["contradicted"], found["contradictions"]) == ("NONE", False, [])
     assert {name: (run / name).read_bytes() for name in before} == before
     grid = {(cell["users"], cell["copies"]): cell for cell in found["canaries"]["cells"]}
@@ -107,7 +99,7 @@ def test_a_run_without_privacy_is_attacked_in_every_way_and_claims_nothing(confi
     assert {p.name for p in (run / "plots").glob("audit-*.png")} == {
         "audit-canaries.png", "audit-controls.png", "audit-leaks.png",
     }  # fmt: skip
-    assert any("canaries" in line for line in said)
+    assert any("canaries" in line for line in heard.lines)
     assert audit_run(run)["canaries"] == found["canaries"]  # again: nothing is trained anew, and nothing differs
 
 

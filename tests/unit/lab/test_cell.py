@@ -49,6 +49,7 @@ from keyfed.run.folder import read_metrics, read_result, read_run_toml
 from keyfed.run.loop import train
 from keyfed.run.metrics_line import STRETCHES, stretches, training_curves
 from keyfed.run.prepare import client_tokens, prepare
+from tests.listeners import Heard
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -419,21 +420,6 @@ SETTINGS = {
 }  # fmt: skip
 
 
-class Stop(Silent):
-    """Keeps what is said, and stops after a round."""
-
-    def __init__(self, after: int | None = None) -> None:
-        self.after, self.lines, self.rounds = after, [], []
-
-    def say(self, line):
-        self.lines.append(line)
-
-    def round(self, record):
-        self.rounds.append(record["round"])
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     root, draw = tmp_path_factory.mktemp("data"), random.Random(1)
@@ -460,8 +446,8 @@ def test_resumed_is_uninterrupted(method, corpus, tmp_path):
     whole = run(corpus, method)
     for after in (1, 2):
         with pytest.raises(KeyboardInterrupt):
-            run(corpus, method, tmp_path / "cell", Stop(after))
-    listen = Stop()
+            run(corpus, method, tmp_path / "cell", Heard(after))
+    listen = Heard()
     assert told(run(corpus, method, tmp_path / "cell", listen)) == told(whole)
     assert listen.rounds == [3]
     assert "going on after round 2" in listen.lines
@@ -474,9 +460,9 @@ def test_a_cell_of_a_study_goes_on(corpus, tmp_path, monkeypatch):
     small = {key: value for key, value in SETTINGS.items() if not key.startswith("method")}
     workspace, results = Workspace(tmp_path / "work", "cpu", str(corpus)), tmp_path / "results"
     with pytest.raises(KeyboardInterrupt):
-        run_study(study, "smoke", store=Store(results), workspace=workspace, override=small, listener=Stop(2))
+        run_study(study, "smoke", store=Store(results), workspace=workspace, override=small, listener=Heard(2))
     assert list((tmp_path / "work" / study.name).iterdir())
-    listen = Stop()
+    listen = Heard()
     done = run_study(study, "smoke", store=Store(results), workspace=workspace, override=small, listener=listen)
     assert (done.done, done.open) == ((with_settings(cells[0], small).title,), ())
     assert listen.rounds == [3]
@@ -487,7 +473,7 @@ def test_a_cell_of_a_study_goes_on(corpus, tmp_path, monkeypatch):
 def test_what_cannot_be_gone_on_with_starts_anew_and_says_so(change, corpus, tmp_path):
     folder, more = tmp_path / "cell", {}
     with pytest.raises(KeyboardInterrupt):
-        run(corpus, "fedavg", folder, Stop(2))
+        run(corpus, "fedavg", folder, Heard(2))
     match change:
         case "settings":
             more = {"method.lr": 0.02}
@@ -498,7 +484,7 @@ def test_what_cannot_be_gone_on_with_starts_anew_and_says_so(change, corpus, tmp
         case "checkpoint":
             for path in (folder / "checkpoint").glob("*.safetensors"):
                 path.write_bytes(b"x")
-    listen = Stop()
+    listen = Heard()
     found = run(corpus, "fedavg", folder, listen, **more)
     assert listen.rounds == [1, 2, 3]
     assert any("it starts anew" in line for line in listen.lines)

@@ -51,6 +51,7 @@ from keyfed.model.language_model import build_spec
 from keyfed.run.console import Silent
 from keyfed.run.folder import open_folder
 from keyfed.text.vocab import PAD
+from tests.listeners import Heard
 
 ROOT = Path(__file__).parents[3]
 STUDIES, RESULTS = ROOT / "studies", ROOT / "docs" / "results"
@@ -345,16 +346,6 @@ def test_minutes_that_never_end_or_never_begin_are_refused(minutes, tmp_path):
     study = load_study("gboard-toy", STUDIES)
     with pytest.raises(ConfigError, match=r"--minutes is .*; expected a number of minutes, 0 or more"):
         run_study(study, "smoke", store=Store(tmp_path), workspace=Workspace(tmp_path / "work", "cpu"), minutes=minutes)
-
-
-class Heard(Silent):
-    """Keeps what is said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
 
 
 def test_a_cell_that_another_process_works_on_is_skipped_and_not_failed(tmp_path):

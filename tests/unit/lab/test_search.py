@@ -23,8 +23,8 @@ from keyfed.lab.experiment.runner import parse_where, run_study
 from keyfed.lab.experiment.search import Rung, halve_on
 from keyfed.lab.experiment.store import Store, counted, races
 from keyfed.lab.experiment.tune import write_winners
-from keyfed.run.console import Silent
 from keyfed.run.prepare import prepare
+from tests.listeners import Heard
 
 ROOT = Path(__file__).parents[3]
 STUDY = """
@@ -200,23 +200,11 @@ def test_the_test_text_is_not_read(folder):
     assert told(again) == told(found)
 
 
-class Stops(Silent):
-    """Presses Ctrl-C after so many rounds."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    def round(self, record):
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
-
-
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(folder):
     _, _, whole = search(folder)
     for after in (2, 5, 7):
         with pytest.raises(KeyboardInterrupt):
-            search(folder, "cut", listener=Stops(after))
+            search(folder, "cut", listener=Heard(count=after))
     assert search(folder, "cut", minutes=0)[1].open
     search(folder, "cut", most=3)
     shutil.rmtree(folder / "work-cut")  # another machine, without the runs: trials that go on begin anew
@@ -226,14 +214,7 @@ def test_an_interrupted_search_goes_on_as_if_it_had_not_been(folder):
 
 
 def test_a_trial_that_goes_on_trains_only_the_rounds_that_are_left(folder):
-    class Rounds(Silent):
-        def __init__(self) -> None:
-            self.rounds: list[int] = []
-
-        def round(self, record):
-            self.rounds.append(record["round"])
-
-    heard = Rounds()
+    heard = Heard()
     _, _, found = search(folder, listener=heard, where={"method": ["fedavg"]})
     assert len(heard.rounds) == sum(record["rungs"][-1][1] for record in found.values())
 

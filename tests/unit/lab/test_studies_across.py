@@ -22,6 +22,7 @@ from keyfed.run.loop import train
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.text.batches import Batching, stream_steps
 from keyfed.text.vocab import SPECIALS, Vocab
+from tests.listeners import Heard
 
 BITS = "ab"
 
@@ -84,27 +85,13 @@ def test_across_the_batch_a_network_knows_one_character_and_in_order_it_knows_mo
     assert broken["tokens_trained"] == 10 * sum(ready.store.tokens(k) - 1 for k in range(2))
 
 
-class Stopping(Silent):
-    """Presses Ctrl-C when a round has ended, and remembers where runs began."""
-
-    def __init__(self, after):
-        self.after, self.begun = after, []
-
-    def start(self, what, rounds, done):
-        self.begun.append(done)
-
-    def round(self, record):
-        if record["round"] == self.after:
-            raise KeyboardInterrupt
-
-
 def test_a_stopped_cell_goes_on_as_if_it_had_not_been(prepared, tmp_path):
     config, ready = prepared
     config = apply_settings(config, ["train.rounds=3"])
     whole = train_across(config, ready, True, Silent())
     with pytest.raises(KeyboardInterrupt):
-        train_across(config, ready, True, Stopping(2), tmp_path / "cell")
-    listener = Stopping(None)
+        train_across(config, ready, True, Heard(2), tmp_path / "cell")
+    listener = Heard()
     resumed = train_across(config, ready, True, listener, tmp_path / "cell")
     assert listener.begun == [2]
     assert [r["round"] for r in resumed["records"]] == [1, 2, 3]

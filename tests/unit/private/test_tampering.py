@@ -125,8 +125,8 @@ def test_one_wrong_share_without_answers_to_spare_closes_the_sum_and_its_sender_
         assert caught.value.by == ("c2",)
 
 
-def test_a_client_that_shares_another_seed_than_it_uses_is_named(make_cohort, monkeypatch):
-    cohort = make_cohort(4)
+def with_another_seed(cohort, monkeypatch):
+    """Return the collector of a sum of which c1 shares another seed than the one it uses."""
     members, collector, split = cohort.members(), Collector(cohort.terms()), shamir.split
     for name, member in members.items():
         with monkeypatch.context() as patch:
@@ -138,6 +138,11 @@ def test_a_client_that_shares_another_seed_than_it_uses_is_named(make_cohort, mo
         collector.take_masked(name, members[name].masked(ONES, alive, parcels[name]))
     for name in alive:
         collector.take_unmask(name, members[name].unmask(collector.survivors))
+    return collector, alive
+
+
+def test_a_client_that_shares_another_seed_than_it_uses_is_named(make_cohort, monkeypatch):
+    collector, _ = with_another_seed(make_cohort(4), monkeypatch)
     with pytest.raises(Lied, match="the seed of c1 does not follow from the answers of c0, c1, c2, c3") as caught:
         collector.total()
     assert caught.value.by == ("c1",)
@@ -145,19 +150,8 @@ def test_a_client_that_shares_another_seed_than_it_uses_is_named(make_cohort, mo
 
 def test_a_dealer_of_the_wrong_secret_costs_one_interpolation(make_cohort, monkeypatch):
     """Work is counted: sets of shares joined. Trying sets until one fits took 48 minutes for 4,096 clients."""
-    cohort = make_cohort(12)
-    members, collector, split, join = cohort.members(), Collector(cohort.terms()), shamir.split, shamir.join
-    for name, member in members.items():
-        with monkeypatch.context() as patch:
-            if name == "c1":
-                patch.setattr(shamir, "split", lambda secret, *rest: split(bytes(32), *rest))
-            collector.take_shares(name, member.shares())
-    alive, parcels = collector.forward()
-    for name in alive:
-        collector.take_masked(name, members[name].masked(ONES, alive, parcels[name]))
-    for name in alive:
-        collector.take_unmask(name, members[name].unmask(collector.survivors))
-    joined = []
+    collector, alive = with_another_seed(make_cohort(12), monkeypatch)
+    joined, join = [], shamir.join
     monkeypatch.setattr(shamir, "join", lambda *given: joined.append(given) or join(*given))
     with pytest.raises(Lied):
         collector.total()
