@@ -75,6 +75,15 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise RunError(f"{path}: could not be written ({e.strerror or e}){advice}") from e
 
 
+def append_durably(path: Path, line: bytes) -> int:
+    """Append a line, fsync, and return the file's new length."""
+    with path.open("ab") as f:
+        f.write(line + b"\n")
+        f.flush()
+        os.fsync(f.fileno())
+        return f.tell()
+
+
 def written_name(name: str) -> str:
     """Return the name of the file that a temporary one was to become; any other name as it is.
 

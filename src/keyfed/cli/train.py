@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Concatenate, ParamSpec
 
 import typer
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from keyfed.run.console import Listener, Narrator
     from keyfed.run.recipe import Setting
 
+P = ParamSpec("P")
 MinutesOption = Annotated[
     float | None,
     typer.Option(help="Train for about so long, in place of --rounds; their number is fixed after measuring."),
@@ -161,7 +162,26 @@ def train(
     )  # fmt: skip
 
 
+def _followed(task: Callable[Concatenate[Narrator, P], None]) -> Callable[P, None]:
+    """Run a task under a narrator that has begun to speak; a process that is not rank 0 of several only follows."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        if not leads():
+            if not kwargs.get("dry_run"):
+                follow_rank_0()
+            return
+        from keyfed.run.console import Narrator
+
+        with Narrator() as narrator:
+            narrator.wait("starting")  # PyTorch takes seconds to import, and the text is read after that
+            task(narrator, *args, **kwargs)
+
+    return run
+
+
+@_followed
 def _train(
+    narrator: Narrator,
     method: str | None,
     named: Named,
     settings: list[str] | None,
@@ -176,36 +196,6 @@ def _train(
     federation: str | None = None,
 ) -> None:
     """Resolve the configuration, train as it says, report; or only say what would be done."""
-    if not leads():
-        if not dry_run:
-            follow_rank_0()
-        return
-    from keyfed.run.console import Narrator
-
-    with Narrator() as narrator:
-        narrator.wait("starting")  # PyTorch takes seconds to import, and the text is read after that
-        _train_followed(
-            narrator, method, named, settings, config, minutes=minutes, out=out, resume=resume, dry_run=dry_run,
-            tensorboard=tensorboard, as_json=as_json, federation=federation,
-        )  # fmt: skip
-
-
-def _train_followed(
-    narrator: Narrator,
-    method: str | None,
-    named: Named,
-    settings: list[str] | None,
-    config: Path | None,
-    *,
-    minutes: float | None,
-    out: Path | None,
-    resume: bool,
-    dry_run: bool,
-    tensorboard: bool,
-    as_json: bool,
-    federation: str | None,
-) -> None:
-    """Do what `_train` does, under a narrator that has begun to say so."""
     from keyfed.run.folder import read_run_toml
 
     counted = named["train.rounds"] is not None or sets("train.rounds", settings, None)

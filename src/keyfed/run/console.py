@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
     from rich.status import Status
 
@@ -76,6 +77,14 @@ def render_table(rows: Sequence[Sequence[str]], *, narrow: bool = False) -> str:
 def follow(items: Sequence[T], what: str) -> Iterable[T]:
     """Yield the items under a bar with the time left, on stderr; no bar where that is not a terminal."""
     from rich.console import Console
+
+    console = Console(stderr=True)
+    with _bar(console, disable=not console.is_terminal) as bar:
+        yield from bar.track(items, description=what)
+
+
+def _bar(console: Console, *units: str, disable: bool = False) -> Progress:
+    """Return a bar that shows what is done, how much of it, since when and how long it will take."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -85,13 +94,11 @@ def follow(items: Sequence[T], what: str) -> Iterable[T]:
         TimeRemainingColumn,
     )
 
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"),
-        TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal,
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *map(TextColumn, units),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True,
+        disable=disable,
     )  # fmt: skip
-    with bar:
-        yield from bar.track(items, description=what)
 
 
 class Listener(Protocol):
@@ -225,21 +232,9 @@ class Narrator:
 
     def start(self, what: str, rounds: int, done: int) -> None:
         """Begin a bar over the rounds."""
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-
         self.stop()
         self._what = what
-        self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"),
-            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=self._console, transient=True,
-        )  # fmt: skip
+        self._bar = _bar(self._console, "rounds")
         if self._console.is_terminal:
             self._bar.start()
         self._task = self._bar.add_task(what, total=rounds, completed=done)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import platform
 import shlex
 import shutil
@@ -26,7 +25,7 @@ from keyfed.engine.module import MakeModule
 from keyfed.engine.network import Network, check_params
 from keyfed.errors import FolderInUse, RunError
 from keyfed.federated.soundness import finite
-from keyfed.files import locked, parse_json, read_json, write_atomically
+from keyfed.files import append_durably, locked, parse_json, read_json, write_atomically
 from keyfed.model.language_model import Params
 from keyfed.run.prepare import build_network
 from keyfed.text.batches import reads_lines
@@ -344,11 +343,7 @@ def strict(value: Any) -> Any:
 
 def append_line(path: Path, record: Mapping[str, Any]) -> int:
     """Append one JSON line, fsync, and return the file's new length."""
-    with path.open("ab") as f:
-        f.write(json.dumps(strict(record), allow_nan=False).encode() + b"\n")
-        f.flush()
-        os.fsync(f.fileno())
-        return f.tell()
+    return append_durably(path, json.dumps(strict(record), allow_nan=False).encode())
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ import torch
 from keyfed.config.load import Config
 from keyfed.config.schema import DataConfig
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
-from keyfed.files import locked, write_atomically
+from keyfed.files import append_durably, locked, write_atomically
 from keyfed.private.dp.accounting import FINE, Release, calibrate, delta_for, epsilon
 from keyfed.private.dp.ledger import Terms, open_ledger, verdict_of
 from keyfed.private.dp.noise import derived, system
@@ -252,14 +252,10 @@ def book_vote(register: Path, vote: Vote) -> None:
     try:
         register.parent.mkdir(parents=True, exist_ok=True)
         # Two votes at once are both in it.
-        with locked(register.with_suffix(".lock"), wait=True), register.open("a+b") as f:
-            f.seek(0)
-            whole = f.read()
-            f.truncate(whole.rfind(b"\n") + 1)
-            f.seek(0, os.SEEK_END)
-            f.write(json.dumps(vote._asdict()).encode() + b"\n")
-            f.flush()
-            os.fsync(f.fileno())
+        with locked(register.with_suffix(".lock"), wait=True):
+            if register.exists():
+                os.truncate(register, register.read_bytes().rfind(b"\n") + 1)
+            append_durably(register, json.dumps(vote._asdict()).encode())
     except OSError as e:
         raise PrivacyError(
             f"{register}: could not be written ({e.strerror or e}), so no vote was held; set KEYFED_VOTES to a folder "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -51,13 +52,13 @@ def test_going_on_is_as_if_never_stopped(tmp_path_factory, first, second):
 
 def test_a_row_is_on_the_disk_before_book_returns(tmp_path, monkeypatch):
     events = []
-    fsync = budget.os.fsync
+    fsync = os.fsync
 
     def watch(handle):
         events.append((tmp_path / LEDGER).read_bytes().count(b"\n"))
         fsync(handle)
 
-    monkeypatch.setattr(budget.os, "fsync", watch)
+    monkeypatch.setattr(os, "fsync", watch)
     ledger = open_ledger(tmp_path, TERMS)
     ledger.book(ROW, "update", 0)
     assert 2 in events  # the row was in the file when it was synchronised

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from keyfed.errors import PrivacyError
-from keyfed.files import BROKEN, make_durable, parse_json, read_json, write_atomically
+from keyfed.files import BROKEN, append_durably, make_durable, parse_json, read_json, write_atomically
 from keyfed.private.dp.accounting import COARSE, FINE, Accountant, Release, Row, TreeRelease, check_delta, epsilon
 
 LEDGER, HEAD = "ledger.jsonl", "ledger.head.json"
@@ -252,15 +251,12 @@ def _line(plain: Mapping[str, Any], before: str) -> tuple[bytes, str]:
     """A row as a line, with its hash: SHA-256 of everything in it, the hash before it included."""
     content = {**plain, "before": before}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**content, "hash": digest}).encode() + b"\n", digest
+    return json.dumps({**content, "hash": digest}).encode(), digest
 
 
 def _append(path: Path, line: bytes) -> None:
     try:
-        with path.open("ab") as f:
-            f.write(line)
-            f.flush()
-            os.fsync(f.fileno())
+        append_durably(path, line)
     except OSError as e:
         raise PrivacyError(
             f"{path}: could not be written ({e.strerror or e}), so nothing was released; mend it and go on with "
