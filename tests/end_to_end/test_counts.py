@@ -176,6 +176,11 @@ def claims_less_than_is_booked(out):
         with pytest.raises(PrivacyError, match="epsilon 1 at delta"):
             read(private)
     (out / "counts.safetensors").write_bytes(stored)
+    (out / "counts.privacy").rename(out / "aside")  # an ε without a ledger is refused of any run
+    for read in (read_counts, lambda run: compact.read_counts(run.folder, len(run.vocab), private=False)):
+        with pytest.raises(PrivacyError, match="has no release"):
+            read(trained)
+    (out / "aside").rename(out / "counts.privacy")
 
 
 def test_what_epsilon_excludes_is_said_of_the_run():

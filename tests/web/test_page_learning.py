@@ -128,6 +128,28 @@ def test_a_text_typed_incognito_after_forgetting_is_not_kept(keyboard, forget):
     keyboard.page.wait_for_function("() => localStorage['keyfed.text']?.includes('thank ')")
 
 
+def test_undo_brings_no_incognito_text_into_the_storage(keyboard):
+    """The field was empty meanwhile, so that a text typed afresh would be kept and learnt."""
+    keyboard.set("incognito", True)
+    keyboard.type("hello quetzoli")
+    keyboard.set("incognito", False)
+    keyboard.page.focus("#text")
+    keyboard.press("Control+a")
+    keyboard.press("Delete")
+    expect(text_of(keyboard)).to_have_value("")
+    keyboard.press("Control+z")
+    expect(text_of(keyboard)).to_have_value("hello quetzoli")
+    keyboard.press("End")
+    keyboard.type(" thank you ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.personal']?.includes('you')")
+    keyboard.page.wait_for_timeout(500)
+    assert "quetzoli" not in json.dumps(keyboard.stored())
+    keyboard.press("Control+a")
+    keyboard.press("Delete")
+    keyboard.type("thank ")
+    keyboard.page.wait_for_function("() => localStorage['keyfed.text']?.includes('thank ')")
+
+
 def test_what_was_learnt_stays_and_can_be_forgotten_whole(keyboard):
     """It is there after a reload; forgetting asks first, then removes it from the browser too."""
     keyboard.type("zanquiti zanquiti zanquiti ")

@@ -94,7 +94,7 @@ def read_counts(run: Path, vocab_size: int, *, private: bool) -> CountModel:
     except OSError as e:
         raise RunError(f"{path} cannot be read: {e.strerror or e}") from None
     found = counts_from_bytes(data, vocab_size, str(path))
-    if private:
+    if private or found.about.epsilon is not None:
         check_booked(run, found.about)
     return found
 

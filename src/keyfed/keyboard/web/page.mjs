@@ -318,6 +318,11 @@ class Page {
       const place = event.altKey && !event.ctrlKey && !event.metaKey ? ["Digit1", "Digit2", "Digit3"].indexOf(event.code) : -1;
       if (place >= 0 && this.strip.pick(place, event.timeStamp)) event.preventDefault();
     });
+    byId("text").addEventListener("input", ({ inputType, target }) => {
+      if (!inputType?.startsWith("history")) return;
+      this.#seal.broughtBack(target.value);
+      this.draft.broughtBack();
+    });
     window.addEventListener("storage", ({ key, newValue }) => {
       if (key === PERSONAL_KEY || key === null) this.#storedElsewhere(newValue);
     });

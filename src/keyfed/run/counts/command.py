@@ -236,7 +236,7 @@ def read_counts(trained: Trained) -> tuple[CountModel, Mixture] | None:
 
     Raises:
       RunError: a file is damaged, not of this run's vocabulary, or not of the other file.
-      PrivacyError: the run is private, and the counts are not those of their ledger.
+      PrivacyError: the run is private, or the counts claim an ε, and they are not those of their ledger.
     """
     path, other = trained.folder / FILE, trained.folder / MIXTURE
     if not path.exists() or not other.exists():
@@ -246,7 +246,7 @@ def read_counts(trained: Trained) -> tuple[CountModel, Mixture] | None:
     name = hashlib.sha256((trained.folder / "vocab.json").read_bytes()).hexdigest()
     if model.about.vocab_sha256 != name:
         raise RunError(f"{path} was counted with another vocabulary; count again: keyfed counts {trained.folder}")
-    if trained.config.privacy.on:
+    if trained.config.privacy.on or model.about.epsilon is not None:
         check_booked(trained.folder, model.about)
     mixture = read_mixture(other, data)
     if mixture.order != model.model.order:

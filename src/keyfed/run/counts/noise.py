@@ -41,7 +41,7 @@ def releases_of(folder: Path) -> int:
 
 
 def check_booked(folder: Path, about: CountTerms) -> None:
-    """Refuse counts of a private run that have no noise, or claim less than the ledger next to them has booked."""
+    """Refuse counts that should have noise and have none, or claim less than the ledger next to them has booked."""
     if about.epsilon is None or about.delta is None:
         raise PrivacyError(
             f"{folder} was trained with --dp, and its counts have no noise: they would tell what the run does not; "

@@ -1,7 +1,7 @@
 /**
  * The text over a reload: kept in this browser's storage a moment after the last change, as plain text and nowhere else.
  * A text in which something was typed incognito is never written, and one that was forgotten is not written again, until
- * the field was empty once.
+ * the field was empty once. What the browser's undo brings back after that may be such a text, so it is not kept either.
  */
 
 const PAUSE = 400; // milliseconds
@@ -11,6 +11,7 @@ export class Draft {
   #store;
   #area;
   #isHeld = false; // whether the text in the field may not be kept
+  #wasHeld = false; // whether undo may bring such a text back
   #isWanted = true;
   #timer = 0;
 
@@ -37,11 +38,16 @@ export class Draft {
     if (!this.#timer) this.#timer = setTimeout(() => this.#save(), PAUSE);
   }
 
+  /** The browser's undo or redo changed the text. */
+  broughtBack() {
+    this.#isHeld ||= this.#wasHeld;
+  }
+
   /** Whether texts are kept from now on; one that is in the field when that is switched off stays out. */
   want(wanted) {
     if (!wanted && this.#isWanted) {
       this.#save();
-      this.#isHeld = true;
+      this.#isHeld = this.#wasHeld = true;
     }
     this.#isWanted = wanted;
   }
@@ -49,6 +55,7 @@ export class Draft {
   /** Take the kept text away; the one in the field is not kept any more, nor what is typed while none is wanted. */
   forget() {
     this.#isHeld = this.#area.value !== "" || !this.#isWanted;
+    this.#wasHeld ||= this.#isHeld;
     this.#store.forgetDraft();
   }
 

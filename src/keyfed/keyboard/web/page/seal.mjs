@@ -8,6 +8,7 @@ const AROUND = 200; // characters between the cursor and the end of a text that 
 export class Seal {
   #value = ""; // the text as it was last seen
   #end = 0; // everything left of here is sealed
+  #wasClosed = false; // whether undo may bring something sealed back
 
   /** Whether anything is sealed. */
   get holds() {
@@ -16,7 +17,12 @@ export class Seal {
 
   /** Seal the whole text. */
   close(value) {
-    [this.#value, this.#end] = [value, value.length];
+    [this.#value, this.#end, this.#wasClosed] = [value, value.length, true];
+  }
+
+  /** The browser's undo or redo made this text: what it brought back may have been sealed. */
+  broughtBack(value) {
+    if (this.#wasClosed) this.close(value);
   }
 
   /** The text was edited in one place: the sealed part grows and shrinks with it. */
