@@ -7,8 +7,8 @@ import { createInterface } from "node:readline";
 const folder = new URL("../../src/keyfed/keyboard/web/secure/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, folder));
 const [bytes, keys, sharing, { Member, termsOf }] = await Promise.all(["bytes", "keys", "sharing", "member"].map(load));
-const [{ Session }, { Store }, { Learner, LIMITS }] =
-  await Promise.all(["session", "store", "learner"].map((name) => load(`../client/${name}`)));
+const [{ Session }, { Store }, { Learner, LIMITS }, epsilon, ledger] =
+  await Promise.all(["session", "store", "learner", "epsilon", "ledger"].map((name) => load(`../client/${name}`)));
 const { fromHex, hex } = bytes;
 const read = (text) => fromHex(text, text.length / 2);
 
@@ -52,10 +52,13 @@ const operations = {
     await sharing.addMask(vector, read(key), sign);
     return createHash("sha256").update(new Uint8Array(vector.buffer)).digest("hex");
   },
+  // ε of each ρ at δ, and what so many uploads of a run cost; ∞ is null in JSON.
+  epsilons: ({ rhos, delta }) => rhos.map((rho) => epsilon.rhoToEpsilon(rho, delta)),
+  costs: ({ spends }) => spends.map(({ uploads, ...spend }) => ledger.rhoOf(spend, uploads)),
   sorted: ({ names }) => bytes.sortedNames(names),
   possessed: async ({ posted }) => keys.isPossessed(keys.keysFromJson(posted)),
   // A page as a client: opened with its text in tokens, and again with what it kept; then one message at a time.
-  async open({ name, text, limits = {}, floor, busy = null, again = false }) {
+  async open({ name, text, limits = {}, floor, busy = null, budget = null, again = false }) {
     const kept = again ? pages.get(name).kept : new Map();
     const values = {
       get: async (key) => structuredClone(kept.get(key)), set: async (key, value) => void kept.set(key, structuredClone(value)),
@@ -64,7 +67,7 @@ const operations = {
     const store = new Store(values);
     const streams = Object.fromEntries(Object.entries(text).map(([part, ids]) => [part, Int32Array.from(ids)]));
     const make = async (about) => new Learner(about, streams, { limits: { ...LIMITS, ...limits } });
-    pages.set(name, { kept, session: new Session(name, store, make, { floor, ready: () => busy }) });
+    pages.set(name, { kept, session: new Session(name, store, make, { floor, ready: () => busy, budget }) });
     return hex((await store.identity()).public);
   },
   handle: async ({ name, kind, body }) => hex(await pages.get(name).session.handle(kind, read(body))),
@@ -77,6 +80,9 @@ const operations = {
       throw error;
     }
   })),
+  account: ({ name }) => pages.get(name).session.account(),
+  // What a page kept under a key is changed, or removed.
+  spoil: ({ name, key, to }) => void (to === null ? pages.get(name).kept.delete(key) : pages.get(name).kept.set(key, to)),
   kept: ({ name }) => [...pages.get(name).kept.keys()].sort(),
   async answer({ identity, client, kind, answer }) {
     return hex(await keys.signedAnswer(await keys.Identity.fromBytes(read(identity)), client, kind, read(answer)));

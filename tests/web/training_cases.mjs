@@ -5,8 +5,8 @@ import { answerCases } from "./case_loop.mjs";
 
 const folder = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, folder));
-const [vector, { distances }, json, { SecureSumError }] =
-  await Promise.all(["secure/vector", "secure/distance", "secure/json", "secure/bytes"].map(load));
+const [vector, { distances }, json, { SecureSumError }, { clippedVector, wordsOf }, { exactSum }] =
+  await Promise.all(["vector", "distance", "json", "bytes", "clipped", "exact"].map((name) => load(`secure/${name}`)));
 const [{ deriveSeed, Draws, blake2b }, batches, { trainLocally }, { readTensors }] =
   await Promise.all(["training/seeds", "training/batches", "training/descent", "decoder/safetensors"].map(load));
 
@@ -49,6 +49,14 @@ const operations = {
       distance: distances(own, shapes, "spectral"), frobenius: distances(own, shapes, "frobenius"),
     };
   },
+  // A client's vector of a private round, from the upload in a file.
+  clipped({ path, layers, scales, clip, isRatio }) {
+    const tensors = readTensors(readFileSync(path));
+    const own = Object.fromEntries(layers.map((name) => [name, tensors.get(name).data]));
+    const words = clippedVector(own, scales, clip, isRatio);
+    return { words: sent(words), expected: wordsOf(Object.fromEntries(layers.map((name) => [name, tensors.get(name).shape]))) };
+  },
+  sums: ({ lists }) => lists.map(exactSum),
   json: ({ texts }) => texts.map((text) => {
     try {
       const read = json.parse(text, 1000);

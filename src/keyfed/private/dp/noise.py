@@ -70,9 +70,33 @@ class Noising(NamedTuple):
 
 
 def norm_of(tensors: Iterable[Tensor], numbers: Iterable[float] = ()) -> float:
-    """Return the Euclidean norm of tensors and numbers as one vector, accumulated in double precision."""
-    squares = sum(float(t.double().square().sum()) for t in tensors) + sum(x * x for x in numbers)
-    return math.sqrt(squares) if math.isfinite(squares) else math.nan
+    """Return the Euclidean norm of tensors and numbers as one vector.
+
+    The squares are summed without rounding but at the end (`exact_squares`): a browser, a processor with other vector
+    units and a GPU clip an upload to the same bits.
+    """
+    pieces = [piece for t in tensors for piece in exact_squares(t)] + [x * x for x in numbers]
+    return math.sqrt(math.fsum(pieces)) if math.isfinite(sum(pieces)) else math.nan
+
+
+def exact_squares(t: Tensor) -> tuple[float, float]:
+    r"""Return the sum of the squares of a tensor's numbers in double precision, and what rounding took off it.
+
+    Every addition is Knuth's: s = fl(a + b), v = s − a, e = (a − (s − v)) + (b − v), a + b = s + e exactly.
+
+    Example:
+      >>> exact_squares(torch.tensor([1.0, 2.0**-27, 2.0**-27], dtype=torch.float64))
+      (1.0, 1.1102230246251565e-16)
+    """
+    sums, lost = t.double().square().flatten(), 0.0
+    while sums.numel() > 1:
+        half = sums.numel() // 2
+        a, b, rest = sums[:half], sums[half : 2 * half], sums[2 * half :]
+        s = a + b
+        v = s - a
+        lost += float(((a - (s - v)) + (b - v)).sum())
+        sums = torch.cat([s, rest])
+    return (float(sums) if sums.numel() else 0.0), lost
 
 
 def clip_factor(norm: float, clip: float) -> float:

@@ -94,7 +94,7 @@ def train_deployed(
             "vocab": vocab.to_json(),
             "method": method_digest(method),
         }
-        if secure is not None and settled is None and isinstance(spec, ModelSpec):
+        if secure is not None and isinstance(spec, ModelSpec):
             about["page"] = page_terms(config, method, spec)
         refuse_long(about)
         run = RemoteRun(

@@ -6,10 +6,12 @@
 import { BOS, EOS, UNK } from "../decoder/context.mjs";
 import { GATES, Network, shapesOf } from "../decoder/network.mjs";
 import { Rejected } from "../secure/bytes.mjs";
+import { clippedVector } from "../secure/clipped.mjs";
 import { distances, frobenius } from "../secure/distance.mjs";
 import { ruleOf } from "../secure/vector.mjs";
 import { trainLocally } from "../training/descent.mjs";
 import { isObject } from "./messages.mjs";
+import { promiseOf } from "./promise.mjs";
 
 const LARGEST_CHANGE = 1e15; // of an upload's number, as in `keyfed.engine.simulate`
 const LEAST_TOKENS = 64, PIECE = 64; // of held-out text: read at least, and read between two looks at the clock
@@ -67,6 +69,22 @@ function checkAlike({ model, batches }, { data = {}, model: told = {} }) {
 }
 
 const STOPPED = () => new Rejected("not now", "the page's owner stopped the training");
+const LEAST_LOG = -700;
+
+/**
+ * How a client weighs itself in a private run, by no other client's numbers: `_weighing` of
+ * `keyfed/private/dp/private_method.py`. By tokens min(n/cap, 1) with a public cap, 1 without; by distance
+ * exp(min(s, c) − c), which the server divides by its own sum.
+ * @param {{mediator: {name: string, temperature?: number, bound?: number | null}}} plan
+ * @param {number | null} weightCap
+ * @returns {{isRatio: boolean, scale: (done: import("../secure/vector.mjs").Done, layer: string) => number}}
+ */
+function privateShare({ mediator: { name, temperature, bound } }, weightCap) {
+  if (name === "tokens" && weightCap !== null) return { isRatio: false, scale: ({ tokens }) => Math.min(tokens / weightCap, 1) };
+  if (name !== "distance") return { isRatio: false, scale: () => 1 };
+  if (!(bound > 0)) throw new Rejected("other method", "a private run whose attention has no bound");
+  return { isRatio: true, scale: ({ distance }, layer) => Math.exp(Math.max(Math.min(distance[layer] / temperature, bound) - bound, LEAST_LOG)) };
+}
 
 /** Refuse a model, or an amount of work, that is none of ours or more than the page's owner gives; return its shapes. */
 function checkSize(model, { window }, { rows, epochs }, limits) {
@@ -100,12 +118,20 @@ export class Learner {
     if (!["stream", "packed"].includes(kind)) throw new Rejected("other method", `a page does not cut text as ${String(kind).slice(0, 20)}`);
     this.shapes = checkSize(page.model, page.batches, plan, limits);
     this.rule = ruleOf(plan.mediator);
+    this.promise = promiseOf(config);
+    this.share = this.promise && privateShare(plan, this.promise.weightCap);
     this.model = page.model;
-    this.bound = config.upload?.bound ?? null;
+    // Who is refused in a private run sends zeros: a bound would let the server choose who is left in the sum.
+    this.bound = this.promise ? null : (config.upload?.bound ?? null);
     this.most = { valid: config.train?.valid_tokens ?? null, test: config.train?.test_tokens ?? null };
     this.local = { ...plan, kind, window, dropout: page.model.dropout, maxTokens: Math.min(maxTokens ?? Infinity, limits.tokens) };
     [this.text, this.limits, this.now, this.pause] = [text, limits, now, pause];
-    if (text.train.length <= window) throw new Rejected("no text", `too little text to learn from: a window has ${window} tokens`);
+    this.isEnough = text.train.length > window;
+    if (!this.isEnough && !this.promise) throw this.#noText(); // a private run must not notice: zeros are sent
+  }
+
+  #noText() {
+    return new Rejected("no text", `too little text to learn from: a window has ${this.local.window} tokens`);
   }
 
   /**
@@ -114,6 +140,7 @@ export class Learner {
    */
   async solve(theta, { seed, round, client, halvings }) {
     const { model, local, limits } = this;
+    if (!this.isEnough) throw this.#noText();
     const lr = local.lr * local.decay ** round * (local.schedule ? progress(local.schedule, round) : 1) * 0.5 ** halvings;
     const found = await trainLocally(model, theta, this.text.train, { ...local, lr }, { seed, round, client }, this.#look(limits));
     if (!found) throw STOPPED();
@@ -128,6 +155,12 @@ export class Learner {
       throw new Rejected("exploding upload", "what this page trained is not sent");
     }
     return { upload, tokens: found.tokens, worked: found.worked, loss: found.loss, distance };
+  }
+
+  /** What a client of a private run adds to the sum: its upload, clipped to the round's clip. @returns {Uint32Array} */
+  clipped(done, clip) {
+    const scales = Object.fromEntries(Object.keys(done.upload).map((name) => [name, this.share.scale(done, name)]));
+    return clippedVector(done.upload, scales, clip, this.share.isRatio);
   }
 
   /** What is called between pieces of work: lets the page's keys in, and stops after the owner's minutes. */

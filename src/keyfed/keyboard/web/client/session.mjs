@@ -1,21 +1,33 @@
 /**
  * A page's side of a federation: it answers the server's messages as `keyfed/wire/client.py` does, and refuses what it
- * should not answer. A page takes part in secure sums only, and in none that promises differential privacy yet.
+ * should not answer. A page takes part in secure sums only.
  *
  *   hello → proof of identity and one-time keys; train → encrypted shares; upload → the masked vector; unmask → shares
  *   that open the sum; bye → what was kept of the run is forgotten
+ *
+ * Under a private run a page sends its clipped upload and nothing else (`promise.mjs`); it takes part in every step
+ * once, and steps only go up. What leaves the page is counted in its own ledger, over all runs; what its owner's budget
+ * does not cover does not leave.
  */
 
 import { fromHex, hex, joined, Refused, Rejected, SecureSumError } from "../secure/bytes.mjs";
 import { parse, plain, written } from "../secure/json.mjs";
 import { keysFromJson, keysToJson, SIGNATURE_BYTES, signedAnswer } from "../secure/keys.mjs";
 import { Member, mostRatio, termsOf } from "../secure/member.mjs";
+import { PRIVATE_RATIO, wordsOf } from "../secure/clipped.mjs";
 import { checkPublic } from "../secure/public.mjs";
 import { packageText } from "../secure/sharing.mjs";
 import { calibrationVector, DoesNotFit, evaluationVector, uploadVector } from "../secure/vector.mjs";
 import { digestOf, helloText, isObject, modelOf, mostHead, pack, sumContext, textDigest, textIn, unpack, wholeNumber } from "./messages.mjs";
+import { checkRound, isPrivate } from "./promise.mjs";
 
 const PURPOSES = ["upload", "calibration", "evaluation"], MOST_MEMBERS = 4096, MOST_HALVINGS = 64, USUAL_FLOOR = 3;
+
+/** A run's name as the ledger keeps it; it comes from outside and may be long. */
+const markOf = async (run) => (await textDigest(run)).slice(0, 16);
+
+/** What one upload of a run costs; null for a run that promises nothing. */
+const spendOf = (promise) => promise && { z: promise.noise, gap: promise.separation, rounds: promise.rounds };
 
 /** A page as one client of a server. */
 export class Session {
@@ -24,6 +36,7 @@ export class Session {
   #make;
   #floor;
   #ready;
+  #ledger;
   #learner = null; // {run, learner, plan} of the run in progress
   #work = null;
   #solved = null;
@@ -33,11 +46,18 @@ export class Session {
    * @param {string} name  that it was enrolled under
    * @param {import("./store.mjs").Store} store
    * @param {(about: {page: object, vocab: string, config: object}) => Promise<import("./learner.mjs").Learner>} make  text ready for a run
-   * @param {{floor?: number, ready?: () => string | null, trusted?: string}} [how]  ready: why not now; null: it is
+   * @param {{floor?: number, ready?: () => string | null, trusted?: string, budget?: number | null}} [how]
+   *   ready: why not now; null: it is. budget: the owner's ε over all runs; null for none
    */
-  constructor(name, store, make, { floor = USUAL_FLOOR, ready = () => null, trusted = "" } = {}) {
+  constructor(name, store, make, { floor = USUAL_FLOOR, ready = () => null, trusted = "", budget = null } = {}) {
     [this.#name, this.#store, this.#make, this.#floor, this.#ready] = [name, store, make, floor, ready];
+    this.#ledger = store.ledger(budget);
     this.trusted = trusted;
+  }
+
+  /** What the page's owner is shown of the own account; see `OwnLedger.shown`. */
+  account() {
+    return this.#ledger.shown();
   }
 
   /**
@@ -69,22 +89,21 @@ export class Session {
   async #hello(exact, head) {
     const run = textIn(head, "run"), nonce = textIn(head, "nonce");
     if (head.secure !== true) throw new Rejected("not secure", "a page takes part in secure sums only");
-    const { epsilon = null, noise = null } = head.config?.privacy ?? {};
-    if (epsilon !== null || noise !== null) {
-      throw new Rejected("refused by client", "a page does not take part in runs with differential privacy yet");
-    }
     if (!isObject(exact.page) || !isObject(exact.page.spec)) throw new Rejected("other method", "a run that has no place for pages");
-    if (await textDigest([exact.page.spec, true]) !== textIn(head, "method")) {
+    if (await textDigest([exact.page.spec, !isPrivate(head.config)]) !== textIn(head, "method")) {
       throw new Rejected("other method", "the method that pages are told is not that of the run");
     }
     await this.#store.meet(head.roster, this.trusted);
     const { page, vocab, config } = head;
     await this.#store.begin(run, exact, { page, pages: written(exact.page), spec: written(exact.page.spec), vocab, config });
     this.#learner = null;
-    await this.#learnerOf(run);
+    const { learner } = await this.#learnerOf(run);
+    await this.#affords(run, learner.promise);
     const floor = await this.#hidesAmong(run), identity = await this.#store.identity();
     const proof = hex(await identity.sign(helloText(this.#name, run, nonce, floor)));
-    return pack({ proof, keys: keysToJson(await this.#store.newKeys(this.#name)), hide_among: floor });
+    const answer = { proof, keys: keysToJson(await this.#store.newKeys(this.#name)), hide_among: floor };
+    const last = await this.#store.lastUpload(run);
+    return pack(last === null ? answer : { ...answer, step: last.step });
   }
 
   async #hidesAmong(run) {
@@ -107,6 +126,28 @@ export class Session {
     return pack({});
   }
 
+  // What leaves the page, as its owner counts it.
+
+  /** Refuse a run of which not even one upload fits into the owner's budget. */
+  async #affords(run, promise) {
+    await this.#ledger.allow(await markOf(run), spendOf(promise));
+  }
+
+  /** Refuse a call that comes earlier after the last upload than the run promised, or a second time. */
+  async #refuseEarly({ run, asked, learner: { promise } }) {
+    if (!asked) return;
+    await this.#store.refuseEarly(run, asked.step, promise.separation ?? 1);
+    await this.#affords(run, promise);
+  }
+
+  /** Note, before it is sent, that an upload leaves this page in this step of a private run. */
+  async #book(work) {
+    await this.#refuseEarly(work);
+    if (!work.asked) return;
+    await this.#ledger.book(await markOf(work.run), spendOf(work.learner.promise));
+    await this.#store.tookPart(work.run, work.asked);
+  }
+
   async #train(exact, head, tensors) {
     this.#drop();
     const why = this.#ready();
@@ -115,6 +156,11 @@ export class Session {
     const { learner, spec } = await this.#learnerOf(run);
     const theta = modelOf(tensors, learner.shapes);
     const work = await this.#accept(run, learner, spec, exact, head, theta);
+    await this.#refuseEarly(work);
+    if (!work.asked) { // noted before anything leaves: a run that promises nothing
+      await this.#affords(run, null);
+      await this.#ledger.book(await markOf(run), null);
+    }
     if (work.part !== null) work.score = await learner.evaluate(theta, work.part);
     if (work.purpose !== "evaluation") work.done = await this.#solve(work, wholeNumber(begun.about.config.train ?? {}, "seed"));
     work.member = await this.#join(work, head, begun.digest);
@@ -138,21 +184,29 @@ export class Session {
     if (!["valid", "test", null].includes(part) || (purpose === "evaluation" && part === null)) {
       throw new Rejected("malformed", `an evaluation of "${String(part).slice(0, 20)}"`);
     }
-    if (purpose !== "evaluation") checkPublic(head.public, Object.keys(learner.shapes));
+    const { promise } = learner;
+    const asked = promise && checkRound(promise, head.public, { round, purpose, part }, await this.#store.lastUpload(run));
+    if (purpose !== "evaluation" && !asked) checkPublic(head.public, Object.keys(learner.shapes));
     const halvings = head.halvings === undefined ? 0 : wholeNumber(head, "halvings", 0, MOST_HALVINGS);
     return {
-      run, round, attempt, purpose, part, model, learner, spec, theta, halvings, members: wholeNumber(head, "members", 1, MOST_MEMBERS),
+      run, round, attempt, purpose, part, asked, model, learner, spec, theta, halvings, members: wholeNumber(head, "members", 1, MOST_MEMBERS),
       publicNumbers: isObject(head.public) ? exact.public : Object.create(null), named: { run, round, attempt }, done: null, score: null, member: null, isSent: false,
     };
   }
 
+  /** What was trained; in a private run null, for zeros, where nothing could be: that this page is lost would tell of its text. */
   async #solve(work, seed) {
-    const key = `${work.run} ${work.round} ${work.model} ${work.halvings}`;
+    const key = `${work.run} ${work.round} ${work.model} ${work.halvings} ${work.asked?.step} ${work.asked?.clip}`;
     if (this.#solved?.key === key) return this.#solved.done;
     this.#solved = null;
-    const done = await work.learner.solve(work.theta, { seed, round: work.round, client: this.#name, halvings: work.halvings });
-    this.#solved = { key, done };
-    return done;
+    try {
+      const done = await work.learner.solve(work.theta, { seed, round: work.round, client: this.#name, halvings: work.halvings });
+      this.#solved = { key, done };
+      return done;
+    } catch (error) {
+      if (work.asked && error.reason !== "not now") return null; // the owner may stop at any time
+      throw error;
+    }
   }
 
   /** Join a secure sum on the server's terms, if they are acceptable. */
@@ -170,8 +224,11 @@ export class Session {
         throw new Rejected("refused by client", "the cohort has no keys of this client, or others");
       }
       const context = await sumContext({ ...work, about, shapes: work.learner.shapes });
-      const length = this.#vector(work, null).length, threshold = wholeNumber(head, "threshold", 1, MOST_MEMBERS);
+      const length = work.asked ? wordsOf(work.learner.shapes) : this.#vector(work, null).length, threshold = wholeNumber(head, "threshold", 1, MOST_MEMBERS);
       const terms = await termsOf({ context, cohort, threshold, length });
+      if (work.asked && mostRatio(threshold) < PRIVATE_RATIO) {
+        throw new Refused(`${me} refuses the threshold ${threshold} of a private sum: at least ${PRIVATE_RATIO + 1}`);
+      }
       const among = new Map(terms.names.filter((name) => identities.has(name)).map((name) => [name, identities.get(name)]));
       await this.#store.refuseStrangers(among, me);
       const keys = await this.#store.takeKeys(own.serial);
@@ -204,6 +261,7 @@ export class Session {
       const signatures = new Map(parcels.map(([name, bytes]) => [name, bytes.slice(-SIGNATURE_BYTES)]));
       await this.#store.begun(work.run); // refuses a run that has ended since it was trained
       await this.#store.refuseSecond(work.run, work.round, work.purpose, work.part);
+      await this.#book(work);
       const vector = this.#vector(work, mostRatio(work.member.terms.threshold));
       const masked = await work.member.masked(vector, head.alive.map(String), received, signatures);
       work.isSent = true;
@@ -221,7 +279,8 @@ export class Session {
   }
 
   /** What this client adds to the sum. Without a ratio its length is what counts, and nothing is refused for its size. */
-  #vector({ purpose, learner, done, publicNumbers, members, score }, ratio) {
+  #vector({ purpose, learner, done, publicNumbers, members, score, asked }, ratio) {
+    if (asked) return done ? learner.clipped(done, asked.clip) : new Uint32Array(wordsOf(learner.shapes));
     if (purpose === "evaluation") return evaluationVector(score, members);
     if (purpose === "calibration") return calibrationVector(done, learner.rule, members);
     const numbers = plain(publicNumbers);

@@ -7,6 +7,7 @@
 import { fromHex, hex, Rejected, sha256, utf8 } from "../secure/bytes.mjs";
 import { written } from "../secure/json.mjs";
 import { Identity, makeKeys, OneTime } from "../secure/keys.mjs";
+import { OwnLedger } from "./ledger.mjs";
 import { aboutDigest } from "./messages.mjs";
 
 const MOST_UNUSED = 8, MOST_PINS = 20_000, MOST_ROSTER = 30_000, MOST_RUNS = 20, MOST_ENDED = 1_000;
@@ -30,6 +31,11 @@ export class Store {
   /** @param {Values} values */
   constructor(values) {
     this.#values = values;
+  }
+
+  /** The account of what left this page. @param {number | null} budget  ε that nothing may lead beyond */
+  ledger(budget = null) {
+    return new OwnLedger(this.#values, budget);
   }
 
   /** The lasting key, made on first use. Its private half cannot be read, not by the page either. */
@@ -171,6 +177,29 @@ export class Store {
     const now = [...(purpose === "evaluation" ? [] : [`${round} ${purpose}`]), ...(part === null ? [] : [`${round} evaluation ${part}`])];
     if (now.some((note) => kept.summed.includes(note))) throw new Rejected("summed before", `this page has sent its upload of round ${round} already`);
     await this.#values.set(key, { ...kept, summed: [...kept.summed, ...now] });
+  }
+
+  /** Step and clip of this page's last upload for a private run; null before the first. */
+  async lastUpload(run) {
+    const { last = null } = await this.#kept(run);
+    if (last !== null && !(Number.isSafeInteger(last.step) && last.clip > 0)) {
+      throw new Rejected("state lost", "what this page remembers of its last upload is damaged");
+    }
+    return last;
+  }
+
+  /** Refuse a call that comes less than `separation` steps after the last upload, whoever asks. */
+  async refuseEarly(run, step, separation) {
+    const last = await this.lastUpload(run);
+    if (last !== null && step < last.step + separation) {
+      throw new Rejected("too soon", `step ${step}; this page took part in step ${last.step} and waits ${separation} steps`);
+    }
+  }
+
+  /** Remember the step and the clip of an upload, before it leaves. */
+  async tookPart(run, { step, clip }) {
+    const key = await this.#run(run), kept = await this.#kept(run);
+    await this.#values.set(key, { ...kept, last: { step, clip } });
   }
 
   /** Forget everything of a run but that it is over: its name cannot be used again. */
