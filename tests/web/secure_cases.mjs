@@ -27,6 +27,19 @@ const oneTime = new Map(), members = new Map(), pages = new Map();
 const mapOf = (object) => new Map(Object.entries(object).map(([name, text]) => [name, read(text)]));
 const objectOf = (map) => Object.fromEntries([...map].map(([name, value]) => [name, hex(value)]));
 
+async function openPage(as, opened, kept) {
+  const { name, text, limits = {}, floor, busy = null, budget = null } = opened;
+  const values = {
+    get: async (key) => structuredClone(kept.get(key)), set: async (key, value) => void kept.set(key, structuredClone(value)),
+    delete: async (key) => void kept.delete(key), keys: async () => [...kept.keys()],
+  };
+  const store = new Store(values);
+  const streams = Object.fromEntries(Object.entries(text).map(([part, ids]) => [part, Int32Array.from(ids)]));
+  const make = async (about) => new Learner(about, streams, { limits: { ...LIMITS, ...limits } });
+  pages.set(as, { kept, opened, session: new Session(name, store, make, { floor, ready: () => busy, budget }) });
+  return hex((await store.identity()).public);
+}
+
 const operations = {
   async keys({ client, serial, identity, random }) {
     const own = await keys.Identity.fromBytes(read(identity));
@@ -57,18 +70,14 @@ const operations = {
   costs: ({ spends }) => spends.map(({ uploads, ...spend }) => ledger.rhoOf(spend, uploads)),
   sorted: ({ names }) => bytes.sortedNames(names),
   possessed: async ({ posted }) => keys.isPossessed(keys.keysFromJson(posted)),
-  // A page as a client: opened with its text in tokens, and again with what it kept; then one message at a time.
-  async open({ name, text, limits = {}, floor, busy = null, budget = null, again = false }) {
-    const kept = again ? pages.get(name).kept : new Map();
-    const values = {
-      get: async (key) => structuredClone(kept.get(key)), set: async (key, value) => void kept.set(key, structuredClone(value)),
-      delete: async (key) => void kept.delete(key), keys: async () => [...kept.keys()],
-    };
-    const store = new Store(values);
-    const streams = Object.fromEntries(Object.entries(text).map(([part, ids]) => [part, Int32Array.from(ids)]));
-    const make = async (about) => new Learner(about, streams, { limits: { ...LIMITS, ...limits } });
-    pages.set(name, { kept, session: new Session(name, store, make, { floor, ready: () => busy, budget }) });
-    return hex((await store.identity()).public);
+  // A page as a client: opened with its text in tokens, and again with what it kept; then one message at a time. A fork
+  // is another page that kept the same and has the same name, for messages that must leave the first one as it is.
+  async open({ name, again = false, ...how }) {
+    return openPage(name, { name, ...how }, again ? pages.get(name).kept : new Map());
+  },
+  async fork({ name, to, ...how }) {
+    const { kept, opened } = pages.get(name);
+    return openPage(to, { ...opened, ...how }, new Map([...kept].map(([key, value]) => [key, structuredClone(value)])));
   },
   handle: async ({ name, kind, body }) => hex(await pages.get(name).session.handle(kind, read(body))),
   // Two messages at the same time: what is said of each.

@@ -100,8 +100,8 @@ def test_the_own_epsilon_is_that_of_python(browser):
         assert page == pytest.approx(python, rel=1e-9, abs=1e-10)
     spends = [(float(rng.uniform(0.3, 9)), None, int(rng.integers(1, 99)), int(rng.integers(0, 40))) for _ in range(20)]
     spends += [(2.0, gap, rounds, n) for gap, rounds, n in itertools.product((1, 3, 100), (1, 40, 2000), (1, 2, 7))]
-    asked = [{"z": z, "gap": gap, "rounds": rounds, "uploads": n} for z, gap, rounds, n in spends]
-    found = browser("costs", spends=asked)
+    costs = [{"z": z, "gap": gap, "rounds": rounds, "uploads": n} for z, gap, rounds, n in spends]
+    found = browser("costs", spends=costs)
     assert found == [Spend(z, gap, rounds).rho(n) for z, gap, rounds, n in spends]
 
 
@@ -119,7 +119,7 @@ PAGES = ["client-1.txt", "client-2.txt", "client-4.txt"]
 
 def settings(tmp_path, name, **changed):
     more = {**METHODS[name], **changed}
-    # An upload trained in another order of sums may differ by a step of the fixed point, S/2^18, which the mean divides.
+    # Another order of sums in training may move a number by a step of the fixed point, S/2^18.
     privacy = {"clip": 0.1, **more.pop("privacy", {})}
     method = name.partition(" ")[0].strip(",")
     return private_config(tmp_path, method, secure=True, privacy=privacy, **{"rounds": 2, **SGD, **more})
@@ -164,14 +164,14 @@ def test_a_private_round_with_pages_is_that_of_python_clients(browser, tmp_path,
 def test_a_page_without_text_or_whose_training_fails_sends_zeros_and_the_round_counts_it(
     browser, tmp_path, monkeypatch
 ):
-    """What is opened is the sum of the others; that a page had nothing is seen by nobody."""
+    """What is opened is the sum of the others; no server sees that a page had nothing."""
     config = settings(tmp_path, "fedavg", rounds=1)
     federate(browser, tmp_path, monkeypatch, config, PAGES, "whole")
     kept = {}
 
     def fault(client, post, handler):
         if post.kind == "hello" and client in PAGES[:2]:
-            none = {part: [] for part in ("train", "valid", "test")}
+            none = {key: [] for key in ("train", "valid", "test")}
             more = {"text": none} if client == PAGES[0] else {"text": kept[client], "limits": {"minutes": 0}}
             browser("open", name=client, floor=3, again=True, **more)
         return deliver(client, post, handler)

@@ -126,6 +126,9 @@ export class Learner {
     this.most = { valid: config.train?.valid_tokens ?? null, test: config.train?.test_tokens ?? null };
     this.local = { ...plan, kind, window, dropout: page.model.dropout, maxTokens: Math.min(maxTokens ?? Infinity, limits.tokens) };
     [this.text, this.limits, this.now, this.pause] = [text, limits, now, pause];
+    if (Object.values(text).some((ids) => ids.some((id) => id >= page.model.vocab))) {
+      throw new Rejected("other method", `words beyond the ${page.model.vocab} that the model has: another vocabulary than the run's`);
+    }
     this.isEnough = text.train.length > window;
     if (!this.isEnough && !this.promise) throw this.#noText(); // a private run must not notice: zeros are sent
   }

@@ -134,18 +134,18 @@ export class Session {
   }
 
   /** Refuse a call that comes earlier after the last upload than the run promised, or a second time. */
-  async #refuseEarly({ run, asked, learner: { promise } }) {
-    if (!asked) return;
-    await this.#store.refuseEarly(run, asked.step, promise.separation ?? 1);
+  async #refuseEarly({ run, clipping, learner: { promise } }) {
+    if (!clipping) return;
+    await this.#store.refuseEarly(run, clipping.step, promise.separation ?? 1);
     await this.#affords(run, promise);
   }
 
   /** Note, before it is sent, that an upload leaves this page in this step of a private run. */
   async #book(work) {
     await this.#refuseEarly(work);
-    if (!work.asked) return;
+    if (!work.clipping) return;
     await this.#ledger.book(await markOf(work.run), spendOf(work.learner.promise));
-    await this.#store.tookPart(work.run, work.asked);
+    await this.#store.tookPart(work.run, work.clipping);
   }
 
   async #train(exact, head, tensors) {
@@ -157,7 +157,7 @@ export class Session {
     const theta = modelOf(tensors, learner.shapes);
     const work = await this.#accept(run, learner, spec, exact, head, theta);
     await this.#refuseEarly(work);
-    if (!work.asked) { // noted before anything leaves: a run that promises nothing
+    if (!work.clipping) { // noted before anything leaves: a run that promises nothing
       await this.#affords(run, null);
       await this.#ledger.book(await markOf(run), null);
     }
@@ -185,18 +185,18 @@ export class Session {
       throw new Rejected("malformed", `an evaluation of "${String(part).slice(0, 20)}"`);
     }
     const { promise } = learner;
-    const asked = promise && checkRound(promise, head.public, { round, purpose, part }, await this.#store.lastUpload(run));
-    if (purpose !== "evaluation" && !asked) checkPublic(head.public, Object.keys(learner.shapes));
+    const clipping = promise && checkRound(promise, head.public, { round, purpose, part }, await this.#store.lastUpload(run));
+    if (purpose !== "evaluation" && !clipping) checkPublic(head.public, Object.keys(learner.shapes));
     const halvings = head.halvings === undefined ? 0 : wholeNumber(head, "halvings", 0, MOST_HALVINGS);
     return {
-      run, round, attempt, purpose, part, asked, model, learner, spec, theta, halvings, members: wholeNumber(head, "members", 1, MOST_MEMBERS),
+      run, round, attempt, purpose, part, clipping, model, learner, spec, theta, halvings, members: wholeNumber(head, "members", 1, MOST_MEMBERS),
       publicNumbers: isObject(head.public) ? exact.public : Object.create(null), named: { run, round, attempt }, done: null, score: null, member: null, isSent: false,
     };
   }
 
   /** What was trained; in a private run null, for zeros, where nothing could be: that this page is lost would tell of its text. */
   async #solve(work, seed) {
-    const key = `${work.run} ${work.round} ${work.model} ${work.halvings} ${work.asked?.step} ${work.asked?.clip}`;
+    const key = `${work.run} ${work.round} ${work.model} ${work.halvings} ${work.clipping?.step} ${work.clipping?.clip}`;
     if (this.#solved?.key === key) return this.#solved.done;
     this.#solved = null;
     try {
@@ -204,7 +204,7 @@ export class Session {
       this.#solved = { key, done };
       return done;
     } catch (error) {
-      if (work.asked && error.reason !== "not now") return null; // the owner may stop at any time
+      if (work.clipping && error.reason !== "not now") return null; // the owner may stop at any time
       throw error;
     }
   }
@@ -224,9 +224,9 @@ export class Session {
         throw new Rejected("refused by client", "the cohort has no keys of this client, or others");
       }
       const context = await sumContext({ ...work, about, shapes: work.learner.shapes });
-      const length = work.asked ? wordsOf(work.learner.shapes) : this.#vector(work, null).length, threshold = wholeNumber(head, "threshold", 1, MOST_MEMBERS);
+      const length = work.clipping ? wordsOf(work.learner.shapes) : this.#vector(work, null).length, threshold = wholeNumber(head, "threshold", 1, MOST_MEMBERS);
       const terms = await termsOf({ context, cohort, threshold, length });
-      if (work.asked && mostRatio(threshold) < PRIVATE_RATIO) {
+      if (work.clipping && mostRatio(threshold) < PRIVATE_RATIO) {
         throw new Refused(`${me} refuses the threshold ${threshold} of a private sum: at least ${PRIVATE_RATIO + 1}`);
       }
       const among = new Map(terms.names.filter((name) => identities.has(name)).map((name) => [name, identities.get(name)]));
@@ -279,8 +279,8 @@ export class Session {
   }
 
   /** What this client adds to the sum. Without a ratio its length is what counts, and nothing is refused for its size. */
-  #vector({ purpose, learner, done, publicNumbers, members, score, asked }, ratio) {
-    if (asked) return done ? learner.clipped(done, asked.clip) : new Uint32Array(wordsOf(learner.shapes));
+  #vector({ purpose, learner, done, publicNumbers, members, score, clipping }, ratio) {
+    if (clipping) return done ? learner.clipped(done, clipping.clip) : new Uint32Array(wordsOf(learner.shapes));
     if (purpose === "evaluation") return evaluationVector(score, members);
     if (purpose === "calibration") return calibrationVector(done, learner.rule, members);
     const numbers = plain(publicNumbers);
