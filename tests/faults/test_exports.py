@@ -13,8 +13,9 @@ import pytest
 from keyfed.errors import KeyfedError
 from keyfed.text import sources
 from keyfed.text.corpus import read_corpus
-from keyfed.text.exports import chats, documents, mail, messages
+from keyfed.text.exports import chats, documents, mail, messages, read_json_export
 from keyfed.text.exports.messages import html_to_text
+from keyfed.text.sources import Unusable
 
 SECRET = "zebraquantum"
 LINE = f"my {SECRET} door code"
@@ -299,3 +300,38 @@ def test_fields_of_other_types_are_no_traceback(tmp_path, name, value):
         rows = changed(data, key)
         path.write_text(json.dumps(rows if isinstance(data, list) else data | {"messages": rows}))
         assert read_corpus(path).authors
+
+
+EXPORTS = {
+    "Telegram": {"messages": [{
+        "id": 1, "type": "message", "date": "2024-01-01T00:00:00", "from": "Ann", "from_id": "u1",
+        "forwarded_from": None, "text": ["good ", {"type": "bold", "text": "text"}], "text_entities": [],
+    }]},
+    "Slack": [{"type": "message", "ts": "1.2", "user": "U1", "text": "<@U2|ben> hi", "subtype": "me_message"}],
+    "Discord": {"channel": {}, "guild": {}, "messages": [{
+        "author": {"name": "Ann", "isBot": False, "id": "1"}, "type": "Default", "content": "hi", "timestamp": "2024",
+    }]},
+    "Discord's package": [{"Contents": "hi", "Timestamp": "2024"}],
+    "Meta": {"participants": [], "messages": [{"sender_name": "Ann", "content": "hi", "timestamp_ms": 5}]},
+    "rows": [{"author": "ann", "text": "hi", "date": "1"}, {"author": "ben", "text": "hi"}],
+}  # fmt: skip
+ODD = [[], {}, [[]], {"a": []}, [None], [{"type": []}], None, True, -1, 1e308, 10**30, "", "\ud800", "\0"]
+
+
+def with_odd_values(value):
+    """Yield a parsed file with one of its values after the other replaced by something that does not belong there."""
+    yield from ODD
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        for other in with_odd_values(value[key]):
+            changed = value.copy()
+            changed[key] = other
+            yield changed
+
+
+@pytest.mark.parametrize("form", EXPORTS)
+def test_values_of_any_kind_in_an_export_are_survived(form):
+    for data in with_odd_values(EXPORTS[form]):
+        try:
+            read_json_export(data, {})
+        except Unusable:
+            continue

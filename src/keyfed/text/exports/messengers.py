@@ -18,7 +18,7 @@ from keyfed.text.records import Record, is_broken, read_records
 from keyfed.text.sources import Leaf, Unusable
 
 Found = Record | str  # a message, or why it is left out
-_NO_PROSE = frozenset({"link", "email", "phone", "pre", "code", "bot_command", "bank_card", "cashtag"})
+_NO_PROSE = ("link", "email", "phone", "pre", "code", "bot_command", "bank_card", "cashtag")
 
 
 def collect(form: str, found: Iterable[Found]) -> Messages:
@@ -108,7 +108,7 @@ def _entities(text: object) -> str:
 
 # Slack: a folder with users.json, channels.json and a folder a channel of CHANNEL/YYYY-MM-DD.json
 
-_SLACK_KINDS = frozenset({None, "thread_broadcast", "me_message", "file_share"})
+_SLACK_KINDS = (None, "thread_broadcast", "me_message", "file_share")
 _ANGLES = re.compile(r"<([^<>]{0,3000})>")
 
 
