@@ -13,11 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.golden import formats, runs
+from tests.golden import formats, runs, transcript
 
 
 def main() -> None:
-    """Write theta.json and formats.json; print the names of what is new, gone or different."""
+    """Write theta.json, formats.json and transcript.json; print the names of what is new, gone or different."""
     with tempfile.TemporaryDirectory() as folder:
         bench = runs.Bench.make(Path(folder) / "bench")
         found = {name: bench.outcome(name, settings) for name, settings in runs.cases().items()}
@@ -26,6 +26,7 @@ def main() -> None:
     _write(runs.THETA, {runs.MACHINE: runs.machine(), runs.PERSONAL: personal, **found})
     with tempfile.TemporaryDirectory() as folder:
         _write(formats.FORMATS, formats.collect(Path(folder)))
+    _write(transcript.TRANSCRIPT, transcript.make())
 
 
 def _write(path: Path, found: dict[str, object]) -> None:

@@ -65,6 +65,14 @@ const operations = {
     await sharing.addMask(vector, read(key), sign);
     return createHash("sha256").update(new Uint8Array(vector.buffer)).digest("hex");
   },
+  agree: async ({ secret, key }) => hex(await keys.agree(read(secret), read(key))),
+  derive: async ({ secret, info }) => hex(await keys.derive(read(secret), ...info.map(read))),
+  sign: async ({ secret, text }) => hex(await (await keys.Identity.fromBytes(read(secret))).sign(read(text))),
+  signed: ({ signature, text, key }) => keys.isSignature(read(signature), read(text), read(key)),
+  seal: async ({ agreed, digest, from, to, committed, shares, nonce }) =>
+    hex(await sharing.seal(read(agreed), read(digest), from, to, read(committed), shares.map(read), read(nonce))),
+  unseal: async ({ agreed, digest, from, to, sealed }) =>
+    (await sharing.unseal(read(agreed), read(digest), from, to, read(sealed))).map(hex),
   // ε of each ρ at δ, and what so many uploads of a run cost; ∞ is null in JSON.
   epsilons: ({ rhos, delta }) => rhos.map((rho) => epsilon.rhoToEpsilon(rho, delta)),
   costs: ({ spends }) => spends.map(({ uploads, ...spend }) => ledger.rhoOf(spend, uploads)),
