@@ -26,6 +26,13 @@ def export(
         Path | None,
         typer.Option(help="Write a web site to this folder instead: the page with the model in it.", metavar="FOLDER"),
     ] = None,
+    federated: Annotated[
+        bool, typer.Option("--federated", help="With --site: the page that can take part in a federation.")
+    ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(help="With --federated: the server of another origin that it takes part with.", metavar="URL"),
+    ] = None,
     base: Annotated[
         bool, typer.Option("--base", help="Write the format of the base model that comes along (`make base`).")
     ] = False,
@@ -49,6 +56,11 @@ def export(
 
       keyfed export base --site public
 
+    With --site and --federated it writes another page. Its owner can let it train on what was typed, and let it take
+    part in a federation, to which only masked sums leave. It speaks to the host that serves it, or to --server.
+
+      keyfed export base --site public --federated --server https://192.0.2.7:8443
+
     With --base it writes what comes with the package instead: weights in eight bits, vocabulary, hashes of the
     lines of its text, manifest and card. The corpus must be at hand, and its licence must permit it.
 
@@ -62,6 +74,10 @@ def export(
     if site is not None and (base or phone or out is not None):
         other = "--base" if base else "--phone" if phone else "--out"
         raise ConfigError(f"--site writes a folder of its own; leave {other} out")
+    if federated and site is None:
+        raise ConfigError("--federated writes a web site; give its folder with --site")
+    if server is not None and not federated:
+        raise ConfigError("--server is of the page that takes part in a federation; add --federated, or leave it out")
     if base and phone:
         raise ConfigError("--base and --phone write different things; give one of them")
     if phone:
@@ -81,7 +97,7 @@ def export(
         print_json({"out": str(out), **packed.manifest}) if as_json else typer.echo(packed_text(packed))
         return
     if site is not None:
-        _export_site(run, site, int8, as_json)
+        _export_site(run, site, int8, as_json, federated=federated, server=server)
         return
     from keyfed.keyboard.export import export_run, export_text
 
@@ -90,20 +106,25 @@ def export(
     print_json(whole) if as_json else typer.echo(export_text(done))
 
 
-def _export_site(run: Path, folder: Path, int8: bool, as_json: bool) -> None:
+def _export_site(
+    run: Path, folder: Path, int8: bool, as_json: bool, *, federated: bool, server: str | None
+) -> None:
     from keyfed.keyboard import bundle
     from keyfed.keyboard.export import export_run
-    from keyfed.keyboard.site import files_of_site, site_text, write_site
+    from keyfed.keyboard.federated import federated_build
+    from keyfed.keyboard.site import KEYBOARD, files_of_site, site_text, write_site
     from keyfed.run.base import is_base
+
+    build = federated_build(server) if federated else KEYBOARD
 
     files_of_site(folder)  # what cannot be written to is said before anything long
     if not is_base(run) and folder.resolve().is_relative_to(run.resolve()):
         raise ConfigError(f"{folder} lies in {run}, whose files are not for everybody; choose a folder elsewhere")
     with TemporaryDirectory(prefix="keyfed-site-") as temporary:
         if bundle.is_bundle(run):
-            done = write_site(run, folder)
+            done = write_site(run, folder, build=build)
         else:
-            done = write_site(export_run(run, Path(temporary) / "export", int8).out, folder)
+            done = write_site(export_run(run, Path(temporary) / "export", int8).out, folder, build=build)
     print_json({**asdict(done), "folder": str(folder)}) if as_json else typer.echo(site_text(done))
 
 

@@ -81,14 +81,14 @@ MOST_CONNECTIONS = 64  # others get 503 until one of them ends
 WORTH = 0.9  # of a file's bytes that gzip may need, or the file is sent as it is
 
 
-def page_files(web: Path) -> dict[str, Path]:
+def page_files(web: Path, folders: Sequence[str] = FOLDERS) -> dict[str, Path]:
     """Return what the page may read, by its address: top files of web/, its modules, and data/*.json.
 
     Raises:
       ConfigError: the page is missing.
     """
     found = {f"/{p.name}": p for p in web.iterdir() if p.suffix in PAGE}
-    found |= {f"/{folder}/{p.name}": p for folder in FOLDERS for p in (web / folder).glob("*.mjs")}
+    found |= {f"/{folder}/{p.name}": p for folder in folders for p in (web / folder).glob("*.mjs")}
     found |= {f"/data/{p.name}": p for p in (web / "data").glob("*.json")}
     found = {address: p for address, p in found.items() if p.is_file() and not p.is_symlink()}
     if "/index.html" not in found:

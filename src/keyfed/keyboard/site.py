@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,29 @@ from keyfed.keyboard import bundle
 from keyfed.keyboard.serve import CHECKED, FOLDERS, HEADERS, LEVEL, POLICY, WEB, Finder, page_files, type_of
 
 INDEX, WORKER, HEADER_FILE = "index.html", "service-worker.js", "_headers"
+PAGE = "page.json"  # what the page of a federation says of itself
 NOT_READ = (bundle.GRAPH, bundle.VECTORS)  # files of an export that are for other programs
 LINE = re.compile(r"const SITE = (\{.*\});\n")  # the first of the service worker
-OWN = re.compile(rf"(?:(?:{'|'.join(FOLDERS)}|data|model)/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")  # paths that a site may have
+CLIENT = ("client", "federated", "secure", "training")  # folders of web/ that the page of a federation reads as well
+SUBFOLDERS = (*FOLDERS, *CLIENT, "data", "model")
+OWN = re.compile(rf"(?:(?:{'|'.join(SUBFOLDERS)})/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")  # paths that a site may have
 START = '<meta charset="utf-8">\n'
 MOST_WORKER = 1 << 20  # bytes of a service worker that is read
+
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What one build of the page is made of: folders of modules, the policy, and what is changed in the files."""
+
+    folders: tuple[str, ...] = FOLDERS
+    policy: str = POLICY
+    change: Callable[[Files], Files] = lambda files: files
+
+
+KEYBOARD = Build()  # nothing that is typed leaves it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +61,10 @@ class Site:
     bytes: int
     gzipped: int  # bytes as a host sends them
     notes: tuple[str, ...] = ()
+    hash: str | None = None  # of all files of a federation's page, which it shows to its owner
 
 
-def write_site(export: Path, folder: Path, web: Path = WEB) -> Site:
+def write_site(export: Path, folder: Path, web: Path = WEB, build: Build = KEYBOARD) -> Site:
     """Write the page in `web` and a checked export to a new or empty folder, or over an earlier site.
 
     The service worker comes last: browsers that have an earlier version go on with it until then. Files of an earlier
@@ -57,9 +76,10 @@ def write_site(export: Path, folder: Path, web: Path = WEB) -> Site:
     """
     former = files_of_site(folder)
     manifest = bundle.check_bundle(export)
-    files = site_files(export, manifest, web)
-    worker = service_worker(files, (web / WORKER).read_text("utf-8"))
-    whole = {**files, HEADER_FILE: header_file(), WORKER: worker}
+    files = site_files(export, manifest, web, build)
+    headers = {**HEADERS, "content-security-policy": build.policy}
+    worker = service_worker(files, (web / WORKER).read_text("utf-8"), headers)
+    whole = {**files, HEADER_FILE: header_file(headers), WORKER: worker}
     try:
         for path, data in whole.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +95,7 @@ def write_site(export: Path, folder: Path, web: Path = WEB) -> Site:
     gzipped = sum(len(gzip.compress(data, LEVEL, mtime=0)) for data in whole.values())
     return Site(
         folder, listed(worker.decode())["version"], len(whole), sum(map(len, whole.values())), gzipped,
-        notes_on(manifest),
+        notes_on(manifest), json.loads(whole[PAGE])["hash"] if PAGE in whole else None,
     )  # fmt: skip
 
 
@@ -83,7 +103,7 @@ def _clear(folder: Path, paths: Iterable[str]) -> None:
     for path in paths:
         with suppress(OSError):
             (folder / path).unlink()
-    for name in (*FOLDERS, "data", "model", "."):
+    for name in (*SUBFOLDERS, "."):
         with suppress(OSError):
             (folder / name).rmdir()
 
@@ -114,18 +134,22 @@ def listed(worker: str) -> Any:
     return json.loads(found[1])
 
 
-def site_files(export: Path, manifest: Mapping[str, Any], web: Path = WEB) -> dict[str, bytes]:
+def site_files(
+    export: Path, manifest: Mapping[str, Any], web: Path = WEB, build: Build = KEYBOARD
+) -> dict[str, bytes]:
     """Return the files that the page reads, by path; the index says which policy and service worker it has."""
-    page = {address.removeprefix("/"): path for address, path in page_files(web).items() if address != "/"}
+    found = page_files(web, build.folders)
+    page = {address.removeprefix("/"): path for address, path in found.items() if address != "/"}
     model = [bundle.MANIFEST, *(name for name in manifest["files"] if name not in NOT_READ)]
     page |= {f"model/{name}": export / name for name in model}
     files = {name: path.read_bytes() for name, path in sorted(page.items())}
-    return {**files, INDEX: index_of(files[INDEX].decode("utf-8")).encode()}
+    index = index_of(files[INDEX].decode("utf-8"), build.policy)
+    return dict(build.change({**files, INDEX: index.encode()}))
 
 
-def index_of(text: str) -> str:
+def index_of(text: str, policy: str = POLICY) -> str:
     """Return the page's index with its policy, less what browsers take from a header alone, and the service worker."""
-    policy = "; ".join(rule for rule in POLICY.split("; ") if not rule.startswith("frame-ancestors"))
+    policy = "; ".join(rule for rule in policy.split("; ") if not rule.startswith("frame-ancestors"))
     if text.count(START) != 1:
         raise ConfigError(f"the page's index lacks {START.strip()}; install keyfed again")
     meta = (
@@ -135,19 +159,19 @@ def index_of(text: str) -> str:
     return text.replace(START, START + meta)
 
 
-def service_worker(files: Mapping[str, bytes], program: str) -> bytes:
+def service_worker(files: Files, program: str, headers: Mapping[str, str] = HEADERS) -> bytes:
     """Return the service worker of a site: its list, and the program that keeps what is listed."""
     said = {
         path: {"bytes": len(data), "sha256": bundle.sha256(data), "type": type_of(path)} for path, data in files.items()
     }
-    version = bundle.sha256(json.dumps([said, HEADERS, program], sort_keys=True).encode())[:16]
-    line = json.dumps({"version": version, "headers": HEADERS, "files": said})
+    version = bundle.sha256(json.dumps([said, headers, program], sort_keys=True).encode())[:16]
+    line = json.dumps({"version": version, "headers": headers, "files": said})
     return LINE.sub(lambda _: f"const SITE = {line};\n", program, count=1).encode()
 
 
-def header_file() -> bytes:
+def header_file(headers: Mapping[str, str] = HEADERS) -> bytes:
     """Return the headers that a host should send, as Netlify and Cloudflare Pages read them."""
-    lines = [f"  {name}: {value}" for name, value in {**HEADERS, "cache-control": CHECKED}.items()]
+    lines = [f"  {name}: {value}" for name, value in {**headers, "cache-control": CHECKED}.items()]
     return "\n".join(["/*", *lines, ""]).encode()
 
 
@@ -176,6 +200,7 @@ def site_text(site: Site) -> str:
             f"version {site.version}",
             "  put the folder on any host over HTTPS, in a subfolder too; it can be installed and then works offline",
             f"  headers to add are in {HEADER_FILE} (docs/keyboard.md, On any phone)",
+            *([f"  hash {site.hash}; the page shows it to its owner"] if site.hash else []),
             *(f"  {note}" for note in site.notes),
         ]
     )

@@ -8,7 +8,7 @@ import { Keyboard } from "./page/keys.mjs";
 import { Meter } from "./page/meter.mjs";
 import { Pictures } from "./page/pictures.mjs";
 import { keepOffline } from "./page/offline.mjs";
-import { PAGE, scriptAddress } from "./page/scripts.mjs";
+import { KEYBOARD, PAGE, scriptAddress } from "./page/scripts.mjs";
 import { Seal } from "./page/seal.mjs";
 import { SettingsPanel } from "./page/settings.mjs";
 import { PERSONAL_KEY, Store } from "./page/store.mjs";
@@ -47,6 +47,8 @@ class Page {
   #actions = new Map(); // id → resolve
   #nextAction = 1;
   #report = 0; // the timer of the next report
+  /** Called when the engine is there, a setting has changed or everything is forgotten: for a page that does more. */
+  watch = () => {};
 
   /** @param {Store} store  then the tables of these names */
   constructor(store, layouts, constants, { groups }) {
@@ -107,6 +109,20 @@ class Page {
 
   // ---------------------------------------------------------------- the worker
 
+  get settings() {
+    return { ...this.#settings };
+  }
+
+  get isReady() {
+    return this.#ready;
+  }
+
+  /** Send something to the worker, and ask for the strip of the text as it stands. */
+  tell(kind, message) {
+    this.#ask(kind, message);
+    this.editor.refresh();
+  }
+
   #ask(kind, message) {
     if (this.#ready) this.#worker.postMessage({ kind, ...message });
     return this.#ready;
@@ -157,6 +173,7 @@ class Page {
     document.documentElement.dataset.state = "ready";
     this.editor.refresh();
     this.#keepOffline();
+    this.watch("ready");
   }
 
   failed(message) {
@@ -232,6 +249,7 @@ class Page {
     this.#sayPlace();
     this.#apply();
     this.editor.refresh();
+    this.watch("settings");
   }
 
   #sayPlace() {
@@ -269,7 +287,7 @@ class Page {
 
   /** Do something to what was learnt; answers the message of a failure, or "". */
   #act(action, value) {
-    if (action === "forgetAll") this.#forgetStored();
+    if (action === "forgetAll") this.#forgetStored(), this.watch("forgotten");
     if (this.#ready) return this.#send(action, value);
     if (action !== "forgetAll") return Promise.resolve("the model is not loaded yet");
     this.#later = { action };
@@ -346,7 +364,7 @@ function separator({ closing_joints: joints }) {
 function startWorker(page, store) {
   const failed = (message) => page.then((one) => one.failed(message), () => {});
   try {
-    const worker = new Worker(scriptAddress("worker.mjs"), { type: "module", name: "keyfed" });
+    const worker = new Worker(scriptAddress(KEYBOARD), { type: "module", name: "keyfed" });
     worker.onmessage = ({ data }) => page.then((one) => one.receive(worker, data), () => worker.terminate());
     worker.onerror = (event) => failed(event.message || "its script could not be loaded");
     worker.postMessage({ kind: "load", page: PAGE.href, model: MODEL.href, personal: store.personal() });
@@ -355,11 +373,14 @@ function startWorker(page, store) {
   }
 }
 
+/** The page as it runs; null where it could not start. */
+export let running = null;
+
 try {
   const store = new Store();
   const page = Promise.all(["layouts", "constants", "pictures"].map(table)).then((tables) => new Page(store, ...tables));
   startWorker(page, store);
-  await page;
+  running = await page;
 } catch (error) {
   keepOffline(() => {});
   byId("model-line").textContent = "no keyboard";

@@ -31,6 +31,7 @@ const WARM = ["t", "th", "the", "the ", "the q", "the qu", "the qui", "the quic"
 const TABLES = ["constants", "layouts", "emoji", "offensive"];
 
 let engine = null;
+let made = null; // what it is made of, and the manifest of the export
 let saved = ""; // what the page was told last, so that it is told changes only
 let wanted = { aborted: false }; // the signal of the newest request for a strip
 let queue = Promise.resolve();
@@ -79,17 +80,33 @@ async function load({ page, model, personal }) {
     const ngram = counts && NGram.read(counts, vocab.words.length, manifest.reading === "lines");
     const federated = ngram && manifest.counts.mixture ? new Mixture(network, ngram, manifest.counts.mixture) : network;
     const words = exported.files["dictionary.safetensors"];
-    engine = new Engine({
+    made = {
       vocab, forms: vocab.forms ?? {}, dictionary: words && readDictionary(words),
       tables: Object.fromEntries(TABLES.map((name, i) => [name, tables[i]])),
-      sources: { federated, network, ...(ngram && { ngram }) },
-    });
+      sources: { federated, network, ...(ngram && { ngram }) }, manifest,
+    };
+    engine = new Engine(made);
     const lost = restore(personal);
     tellPersonal();
     post("ready", { manifest, ngram: Boolean(ngram), lost });
   } catch (error) {
     post("failed", { message: error instanceof LoadError ? error.message : `the keyboard could not start: ${error?.message}` });
   }
+}
+
+/**
+ * Put an engine of other parts in the place of this one, with what was learnt: for a page whose model changes while it
+ * is open.
+ * @param {(made: object) => object} change  from what the export gave to what the next engine is made of
+ */
+export function rebuild(change) {
+  queue = queue.then(() => {
+    if (!engine) return;
+    const learnt = engine.personal.exportJSON(), next = new Engine(change(made));
+    next.personal.importJSON(learnt);
+    engine = next;
+  }).catch((error) => post("trouble", { message: `another model: ${error?.message ?? error}` }));
+  return queue;
 }
 
 /** Take what was learnt on earlier visits; damaged data is left out and said. */

@@ -108,8 +108,8 @@ export class Learner {
    * @param {{page: {spec: object, model: object, batches: {kind: string, window: number, max_tokens: number | null}},
    *   config: object}} about  what the server says of the run; the masks of its sums are bound to the configuration
    * @param {{train: Int32Array, valid: Int32Array, test: Int32Array}} text  tokens, an EOS behind every line
-   * @param {{limits?: typeof LIMITS, now?: () => number, pause?: () => Promise<unknown>}} [how]
-   *   pause: awaited between steps; false stops the training
+   * @param {{limits?: typeof LIMITS, now?: () => number, pause?: (done?: object) => Promise<unknown>}} [how]
+   *   pause: awaited between steps, with how far it is (`trainLocally`); false stops the training
    */
   constructor({ page, config }, text, { limits = LIMITS, now = () => performance.now(), pause = async () => true } = {}) {
     if (![page.model, page.batches].every(isObject)) throw new Rejected("other method", "a run that does not say what a page is to do");
@@ -169,9 +169,9 @@ export class Learner {
   /** What is called between pieces of work: lets the page's keys in, and stops after the owner's minutes. */
   #look({ minutes }) {
     const until = this.now() + 60_000 * minutes;
-    return () => {
+    return (done) => {
       if (this.now() > until) throw new Rejected("over limit", `the round took longer than this page's ${minutes} minutes`);
-      return this.pause();
+      return this.pause(done);
     };
   }
 

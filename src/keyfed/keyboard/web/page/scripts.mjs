@@ -1,7 +1,11 @@
 /** The addresses of scripts that are started at run time: the only ones that the policy lets through. */
 
 export const PAGE = new URL("./", document.baseURI);
-const NAMES = ["worker.mjs", "service-worker.js"];
+const named = (name) => document.querySelector(`meta[name="${name}"]`)?.content;
+
+/** The worker that holds the engine; the page of a federation names its own, and one that trains. */
+export const KEYBOARD = named("keyboard-worker") ?? "worker.mjs", TRAINING = named("training-worker");
+const NAMES = [KEYBOARD, TRAINING, "service-worker.js"].filter(Boolean);
 const ADDRESSES = NAMES.map((name) => new URL(name, PAGE).href);
 const policy = globalThis.trustedTypes?.createPolicy("keyfed", {
   createScriptURL: (wanted) => {

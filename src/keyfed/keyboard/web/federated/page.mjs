@@ -1,0 +1,188 @@
+/**
+ * The page of a federation: the keyboard, with what keeps, trains and takes part. Before its owner has agreed nothing is
+ * kept, nothing is trained, and no server is asked.
+ */
+
+import { nextLink } from "./link.mjs";
+import { running } from "../page.mjs";
+import { PAGE, scriptAddress, TRAINING } from "../page/scripts.mjs";
+import { Collector } from "./collector.mjs";
+import { linkOf } from "./endpoint.mjs";
+import { FederatedPanel } from "./panel.mjs";
+
+const KEY = "keyfed.federated"; // what its owner has agreed to, in localStorage
+const DEFAULTS = Object.freeze({ consent: false, out: false, preview: false, minutes: 10 });
+const IDLE = 5_000, LEFT_ALONE = 15_000, LOOK = 1_000; // milliseconds: no key before work begins; before a line counts as finished
+const LEAST_CHARGE = 0.3;
+const byId = (id) => document.getElementById(id);
+
+function storedSettings() {
+  let found;
+  try {
+    found = JSON.parse(localStorage.getItem(KEY));
+  } catch {
+    found = null;
+  }
+  return Object.fromEntries(Object.entries(DEFAULTS).map(([name, usual]) => [name, typeof found?.[name] === typeof usual ? found[name] : usual]));
+}
+
+class Federated {
+  #page;
+  #about;
+  #settings = storedSettings();
+  #worker = null;
+  #last = performance.now(); // the last key
+  #taken = 0; // the last key when the text was last taken
+  #battery = null;
+  #why;
+  #models = []; // that arrived before the engine
+
+  constructor(page, about) {
+    [this.#page, this.#about] = [page, about];
+    this.panel = new FederatedPanel(byId("panel-body"), this.#settings, {
+      agree: (consent) => this.#agree(consent), change: (name, value) => this.#change(name, value), act: (kind, message) => this.#act(kind, message),
+    });
+    this.panel.page(about);
+    this.collector = new Collector(byId("text"), () => this.#mayKeep(), (text) => this.#worker?.postMessage({ kind: "keep", text }));
+    page.watch = (what) => this.#watched(what);
+    const touched = () => { this.#last = performance.now(); };
+    for (const kind of ["keydown", "input", "pointerdown"]) document.querySelector("main").addEventListener(kind, touched, { capture: true, passive: true });
+    for (const id of ["copy", "share"]) byId(id).addEventListener("click", () => this.collector.take());
+    document.addEventListener("visibilitychange", () => document.hidden && this.collector.take());
+    nextLink((fragment) => this.#open(fragment));
+    window.addEventListener("storage", ({ key }) => key === KEY && this.#elsewhere());
+    navigator.getBattery?.().then((battery) => { this.#battery = battery; }, () => {});
+    if (this.#settings.consent) this.#start();
+    setInterval(() => this.#look(), LOOK);
+  }
+
+  // ---------------------------------------------------------------- consent
+
+  #agree(consent) {
+    this.#save({ consent });
+    this.panel.agreed(consent);
+    this.collector.close(); // what stands there was typed before
+    if (consent) this.#start();
+    else {
+      this.#act("stop");
+      this.panel.say("Nothing more is kept or trained. What was kept is still here until you forget it.");
+    }
+    this.panel.invite(this.link, consent);
+  }
+
+  #change(name, value) {
+    this.#save({ [name]: value });
+    this.#worker?.postMessage({ kind: "settings", settings: this.#settings });
+    this.#look();
+  }
+
+  #save(changed) {
+    this.#settings = { ...this.#settings, ...changed };
+    try {
+      localStorage.setItem(KEY, JSON.stringify(this.#settings));
+    } catch {
+      this.panel.say("This browser does not remember your choice: it counts until the page is closed.", true);
+    }
+  }
+
+  /** Another tab has changed what its owner agreed to. */
+  #elsewhere() {
+    const before = this.#settings.consent;
+    this.#settings = storedSettings();
+    if (before !== this.#settings.consent) this.#agree(this.#settings.consent);
+  }
+
+  // ---------------------------------------------------------------- the worker
+
+  #start() {
+    if (this.#worker) return this.#act("go");
+    if (!globalThis.crypto?.subtle || !navigator.locks) return this.panel.say("Over plain http a browser lets no page train or take part: open this page over https.", true);
+    try {
+      this.#worker = new Worker(scriptAddress(TRAINING), { type: "module", name: "keyfed training" });
+    } catch (error) {
+      return this.panel.say(`The browser lets no worker run: ${error.message}`, true);
+    }
+    this.#worker.onmessage = ({ data }) => this.#received(data);
+    this.#worker.onerror = (event) => this.panel.say(`Training does not work here: ${event.message || "its script could not be loaded"}`, true);
+    this.#worker.postMessage({ kind: "start", model: new URL("model/", PAGE).href, page: this.#about, settings: this.#settings });
+    this.#why = undefined;
+    this.#look();
+  }
+
+  #act(kind, message = {}) {
+    this.#worker?.postMessage({ kind, ...message });
+  }
+
+  #received(data) {
+    if (data.kind === "state") this.panel.show(data.state);
+    else if (data.kind === "progress") this.panel.progress(data.work);
+    else if (data.kind === "lines") this.panel.lines(data.lines);
+    else if (data.kind === "forgotten") this.panel.forgotten();
+    else if (data.kind === "joined") this.#joined();
+    else if (data.kind === "trouble") this.panel.say(data.line, true);
+    else if (data.kind === "adopt") this.#adopt(data.model);
+  }
+
+  /** The strip of the next key is of another model. */
+  #adopt(model) {
+    if (this.#page.isReady) this.#page.tell("adopt", { model });
+    else this.#models = [model];
+  }
+
+  #watched(what) {
+    if (what === "ready") for (const model of this.#models.splice(0)) this.#adopt(model);
+    else if (what === "settings") this.collector.close(); // incognito, or learning, may have been switched
+    else if (what === "forgotten") this.#act("forget");
+    this.#look();
+  }
+
+  // ---------------------------------------------------------------- when it may work
+
+  #mayKeep() {
+    const { learn, incognito } = this.#page.settings;
+    return this.#settings.consent && learn && !incognito;
+  }
+
+  #look() {
+    const since = performance.now() - this.#last;
+    if (since > LEFT_ALONE && this.#taken !== this.#last) {
+      this.#taken = this.#last;
+      this.collector.take();
+    }
+    const why = this.#whyNot(since);
+    if (why === this.#why) return;
+    this.#why = why;
+    this.#worker?.postMessage({ kind: "allow", why });
+  }
+
+  #whyNot(since) {
+    if (!this.#settings.consent) return "you have not agreed";
+    if (this.#page.settings.incognito) return "this is incognito";
+    if (document.hidden && !this.#settings.out) return "this tab is out of sight";
+    if (this.#battery && !this.#battery.charging && this.#battery.level < LEAST_CHARGE) return `the battery is at ${Math.round(100 * this.#battery.level)} %`;
+    return since < IDLE ? "you are typing" : null;
+  }
+
+  // ---------------------------------------------------------------- links
+
+  /** Read the fragment of an address: it may be a link to join by. */
+  #open(fragment) {
+    try {
+      this.link = linkOf(fragment, [this.#about.server ?? location.origin, location.origin]);
+      if (this.link) this.panel.invite(this.link, this.#settings.consent);
+    } catch (error) {
+      this.panel.say(error.message, true);
+    }
+  }
+
+  #joined() {
+    this.link = null;
+    this.panel.invite(null, this.#settings.consent);
+  }
+}
+
+const about = await fetch(new URL("page.json", PAGE)).then((answer) => answer.json()).catch(() => null);
+if (running && about) {
+  const federated = new Federated(running, about);
+  federated.panel.note.dataset.ready = "yes";
+}
