@@ -106,9 +106,7 @@ def export(
     print_json(whole) if as_json else typer.echo(export_text(done))
 
 
-def _export_site(
-    run: Path, folder: Path, int8: bool, as_json: bool, *, federated: bool, server: str | None
-) -> None:
+def _export_site(run: Path, folder: Path, int8: bool, as_json: bool, *, federated: bool, server: str | None) -> None:
     from keyfed.keyboard import bundle
     from keyfed.keyboard.export import export_run
     from keyfed.keyboard.federated import federated_build

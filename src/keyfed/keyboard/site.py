@@ -134,9 +134,7 @@ def listed(worker: str) -> Any:
     return json.loads(found[1])
 
 
-def site_files(
-    export: Path, manifest: Mapping[str, Any], web: Path = WEB, build: Build = KEYBOARD
-) -> dict[str, bytes]:
+def site_files(export: Path, manifest: Mapping[str, Any], web: Path = WEB, build: Build = KEYBOARD) -> dict[str, bytes]:
     """Return the files that the page reads, by path; the index says which policy and service worker it has."""
     found = page_files(web, build.folders)
     page = {address.removeprefix("/"): path for address, path in found.items() if address != "/"}

@@ -360,6 +360,11 @@ RULES = (
     Rule("data/*.json", "public", "public", "the page: tables", "", "site"),
     Rule("decoder/*.mjs", "public", "public", "the page: what ranks and spells", "", "site"),
     Rule("page/*.mjs", "public", "public", "the page: what one sees", "", "site"),
+    Rule("client/*.mjs", "public", "public", "a federation's page: what answers a server", "", "site"),
+    Rule("federated/*.mjs", "public", "public", "a federation's page: what keeps, trains and takes part", "", "site"),
+    Rule("secure/*.mjs", "public", "public", "a federation's page: secure sums", "", "site"),
+    Rule("training/*.mjs", "public", "public", "a federation's page: local training", "", "site"),
+    Rule("page.json", "ledger", "ledger", "version, the hash of all files, and the server", "", "site"),
     Rule("service-worker.js", "ledger", "ledger", "the sums of all files", "", "site"),
     Rule("*", "public", "public", "the page", "", "site"),
 )  # fmt: skip

@@ -63,10 +63,7 @@ class Federated {
     this.panel.agreed(consent);
     this.collector.close(); // what stands there was typed before
     if (consent) this.#start();
-    else {
-      this.#act("stop");
-      this.panel.say("Nothing more is kept or trained. What was kept is still here until you forget it.");
-    }
+    else this.#act("stop", { line: "Nothing more is kept or trained. What was kept is still here until you forget it." });
     this.panel.invite(this.link, consent);
   }
 

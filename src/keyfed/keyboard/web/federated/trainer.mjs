@@ -118,9 +118,9 @@ class Trainer {
   }
 
   /** Stop whatever is being done; taking part begins again with `go`. */
-  stop() {
+  stop({ line = this.#client ? "Stopped: this page does not take part." : "Stopped." }) {
     this.#halt();
-    this.#say(this.#client ? "Stopped: this page does not take part." : "Stopped.");
+    this.#say(line);
   }
 
   go() {
