@@ -94,7 +94,7 @@ KEYS, TEXTS, SHARES = st.binary(min_size=32, max_size=32), st.binary(max_size=90
 
 @FEW
 @given(one=KEYS, other=KEYS)
-def test_x25519_agrees_whoever_computes_it(browser, one, other):
+def test_x25519_agrees_on_both_sides(browser, one, other):
     own, theirs = X25519PrivateKey.from_private_bytes(one), X25519PrivateKey.from_private_bytes(other)
     here = agree(own, theirs.public_key().public_bytes_raw()).hex()
     assert browser("agree", secret=one.hex(), key=theirs.public_key().public_bytes_raw().hex()) == here

@@ -5,8 +5,9 @@ import { answerCases } from "./case_loop.mjs";
 
 const folder = new URL("../../src/keyfed/keyboard/web/", import.meta.url);
 const load = (name) => import(new URL(`${name}.mjs`, folder));
-const [vector, { distances }, json, { SecureSumError }, { clippedVector, wordsOf }, { exactSum }] =
+const [vector, { distances }, json, { Rejected, SecureSumError }, { clippedVector, wordsOf }, { exactSum }] =
   await Promise.all(["vector", "distance", "json", "bytes", "clipped", "exact"].map((name) => load(`secure/${name}`)));
+const { look } = await load("client/look");
 const [{ deriveSeed, Draws, blake2b }, batches, { trainLocally }, { readTensors }] =
   await Promise.all(["training/seeds", "training/batches", "training/descent", "decoder/safetensors"].map(load));
 
@@ -56,6 +57,12 @@ const operations = {
     const words = clippedVector(own, scales, clip, isRatio);
     return { words: sent(words), expected: wordsOf(Object.fromEntries(layers.map((name) => [name, tensors.get(name).shape]))) };
   },
+  // Two models on one text, whose tensors are in files.
+  look({ model, current, next, stream, isLines }) {
+    const weightsIn = (path) => Object.fromEntries([...readTensors(readFileSync(path))].map(([name, { data }]) => [name, data]));
+    const [before, after] = [current, next].map((path) => ({ model, weights: weightsIn(path) }));
+    return look(before, after, { stream: Int32Array.from(stream), isLines });
+  },
   sums: ({ lists }) => lists.map(exactSum),
   json: ({ texts }) => texts.map((text) => {
     try {
@@ -68,4 +75,4 @@ const operations = {
   }),
 };
 
-await answerCases(operations, (error) => error instanceof SecureSumError);
+await answerCases(operations, (error) => error instanceof SecureSumError || error instanceof Rejected);

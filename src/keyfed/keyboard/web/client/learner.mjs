@@ -3,18 +3,19 @@
  * that was held back. What a page does at most is its owner's affair: it refuses a model or work beyond its limits.
  */
 
-import { BOS, EOS, UNK } from "../decoder/context.mjs";
-import { GATES, Network, shapesOf } from "../decoder/network.mjs";
+import { EOS, UNK } from "../decoder/context.mjs";
+import { GATES, shapesOf } from "../decoder/network.mjs";
 import { Rejected } from "../secure/bytes.mjs";
 import { clippedVector } from "../secure/clipped.mjs";
 import { distances, frobenius } from "../secure/distance.mjs";
 import { ruleOf } from "../secure/vector.mjs";
 import { trainLocally } from "../training/descent.mjs";
+import { predicted } from "./look.mjs";
 import { isObject } from "./messages.mjs";
 import { promiseOf } from "./promise.mjs";
 
 const LARGEST_CHANGE = 1e15; // of an upload's number, as in `keyfed.engine.simulate`
-const LEAST_TOKENS = 64, PIECE = 64; // of held-out text: read at least, and read between two looks at the clock
+const LEAST_TOKENS = 64; // of held-out text, read at least
 const MOST_LAYERS = 8, MOST_STEP_NUMBERS = 2 ** 26;
 
 /** What a page's owner gives a run at most. */
@@ -181,27 +182,17 @@ export class Learner {
     const most = this.most[part] === null ? Infinity : Math.max(LEAST_TOKENS, this.most[part]);
     const stream = this.text[part].subarray(0, most);
     const score = { tokens: 0, nats: 0, top1: 0, top3: 0, words: 0, words_top1: 0, words_top3: 0, unknown: 0 };
-    const tensors = new Map(Object.entries(theta).map(([name, data]) => [name, { shape: this.shapes[name], data }]));
-    const network = new Network({ model, reading: isLines ? "lines" : "stream" }, tensors);
-    let states = network.zero(), last = isLines ? BOS : stream[0];
-    for (const [n, token] of (isLines ? stream : stream.subarray(1)).entries()) {
-      if (n % PIECE === 0 && (await look()) === false) throw STOPPED();
-      const { logp, states: after } = network.step([last], states);
-      const own = logp[token];
-      let rank = 0;
-      for (let i = 0; i < logp.length; i++) if (logp[i] > own || (logp[i] === own && i < token)) rank += 1;
+    await predicted({ model, weights: theta }, stream, isLines, look, ({ token, nats, rank }) => {
       const isWord = token !== UNK && token !== EOS;
       score.tokens += 1;
-      score.nats -= own;
+      score.nats += nats;
       score.top1 += Number(rank === 0);
       score.top3 += Number(rank < 3);
       score.words += Number(isWord);
       score.words_top1 += Number(isWord && rank === 0);
       score.words_top3 += Number(isWord && rank < 3);
       score.unknown += Number(token === UNK);
-      const isEnd = isLines && token === EOS;
-      [states, last] = isEnd ? [network.zero(), BOS] : [after, token];
-    }
+    });
     return score;
   }
 }
