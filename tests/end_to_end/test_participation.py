@@ -19,9 +19,10 @@ from keyfed.run import plan
 from keyfed.run.folder import read_metrics
 from keyfed.run.loop import train
 from keyfed.run.prepare import client_tokens, make_problem, prepare
+from tests.listeners import Heard
 
 from .conftest import write_corpus
-from .test_methods import Hearing, Stop, with_method
+from .test_methods import with_method
 from .test_resume import checkpoints, tiny, without_times
 
 
@@ -64,7 +65,7 @@ def remembered(corpus, tmp_path_factory):
 def test_clients_that_remember_go_on_where_they_were(corpus, remembered, tmp_path, workers, every):
     config, runs = remembering(corpus, checkpoint_every=every, workers=workers), (remembered, tmp_path / "again")
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "again", listener=Stop())
+        train(config, tmp_path / "again", listener=Heard(2))
     again = train(config, tmp_path / "again", resume=True)
     assert json.loads((remembered / "result.json").read_text("utf-8"))["test"] == again["test"]
     one, two = (read_metrics(run) for run in runs)
@@ -133,9 +134,9 @@ def test_files_of_clients_do_not_pile_up_and_a_damaged_one_is_noticed(corpus, tm
     newest = sorted((tmp_path / "run" / "clients").glob("*-000005.safetensors"))[0]
     newest.write_bytes(newest.read_bytes()[:-1] + b"\x00")
     (tmp_path / "run" / "result.json").unlink()
-    hearing = Hearing()
-    train(config, tmp_path / "run", resume=True, listener=hearing)
-    assert any("round 6 is damaged" in line and "state of client" in line for line in hearing.said)
+    heard = Heard()
+    train(config, tmp_path / "run", resume=True, listener=heard)
+    assert any("round 6 is damaged" in line and "state of client" in line for line in heard.lines)
     assert checkpoints(tmp_path / "run")["round-000006"] == wanted
 
 
@@ -143,7 +144,7 @@ def test_error_feedback_is_resumed_too(corpus, tmp_path):
     config = replace(tiny(corpus, rounds=4, cohort=5), upload=UploadConfig(keep=0.1))
     whole = train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "again", listener=Stop())
+        train(config, tmp_path / "again", listener=Heard(2))
     assert train(config, tmp_path / "again", resume=True)["test"] == whole["test"]
     forgetful = replace(config, upload=UploadConfig(keep=1.0))
     assert train(forgetful, tmp_path / "all")["test"] != whole["test"]
@@ -238,13 +239,13 @@ def test_a_run_stops_at_its_target_and_says_what_it_cost(corpus, tmp_path):
     whole = train(tiny(corpus, rounds=6), tmp_path / "whole")
     records = read_metrics(tmp_path / "whole")
     target = records[2]["valid"]["perplexity"] * 1.0001
-    hearing = Hearing()
+    heard = Heard()
     config = tiny(corpus, rounds=6, until=f"perplexity={target}")
-    result = train(config, tmp_path / "run", listener=hearing)
+    result = train(config, tmp_path / "run", listener=heard)
     first = next(n for n, r in enumerate(records, 1) if r["valid"]["perplexity"] <= target)
     assert result["rounds"] == result["reached"]["round"] == first < 6
     assert result["reached"]["bytes"] == sum(sum(r["traffic"].values()) for r in records[:first])
-    assert any("target" in line for line in hearing.said)
+    assert any("target" in line for line in heard.lines)
     again = train(config, tmp_path / "run", resume=True)
     assert again == result
     assert whole["reached"] is None
@@ -261,22 +262,17 @@ def test_a_run_stops_when_its_best_validation_is_older_than_its_patience(corpus,
     ends = [n for n in costs if n - min((m for m in costs if m <= n), key=costs.__getitem__) >= 3]
     assert ends, costs
     assert ends[0] < 9, costs
-    config, hearing = replace(whole, train=replace(whole.train, patience=3)), Hearing()
-    result = train(config, tmp_path / "run", listener=hearing)
+    config, heard = replace(whole, train=replace(whole.train, patience=3)), Heard()
+    result = train(config, tmp_path / "run", listener=heard)
     assert result["rounds"] == ends[0]
     assert ends[0] % 2 == 0  # at a validation
     assert [r.get("valid") for r in read_metrics(tmp_path / "run")] == [r.get("valid") for r in records[: ends[0]]]
     assert result["best_round"] == min((m for m in costs if m <= ends[0]), key=costs.__getitem__)
-    assert any("train.patience" in line for line in hearing.said)
+    assert any("train.patience" in line for line in heard.lines)
     assert train(config, tmp_path / "run", resume=True) == result
 
-    class Stop(Hearing):
-        def round(self, record):
-            if record["round"] == ends[0] - 1:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "stopped", listener=Stop())
+        train(config, tmp_path / "stopped", listener=Heard(ends[0] - 1))
     again = train(config, tmp_path / "stopped", resume=True)
     assert (again["rounds"], again["best_round"], again["test"]) == (ends[0], result["best_round"], result["test"])
 
@@ -307,7 +303,7 @@ def test_parts_exchanged_by_name_are_trained_stored_and_resumed(corpus, tmp_path
     for layer in next(iter(weights.values())):
         assert sum(w[layer] for w in weights.values()) == pytest.approx(1, abs=1e-5)
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "again", listener=Stop())
+        train(config, tmp_path / "again", listener=Heard(2))
     assert train(config, tmp_path / "again", resume=True)["test"] == whole["test"]
 
 
@@ -317,12 +313,12 @@ def test_duals_of_clients_that_come_once_are_refused_and_few_returns_are_said(co
         train(dual(tiny(corpus, rounds=2, cohort=2), name), tmp_path / "once")
     if name != "admm":  # what is said of returns does not ask for the method
         return
-    hearing = Hearing()
-    train(dual(tiny(corpus, rounds=4, cohort=4), name), tmp_path / "twice", listener=hearing)
-    assert any("takes part about 2.3 times" in line for line in hearing.said)
-    quiet = Hearing()
+    heard = Heard()
+    train(dual(tiny(corpus, rounds=4, cohort=4), name), tmp_path / "twice", listener=heard)
+    assert any("takes part about 2.3 times" in line for line in heard.lines)
+    quiet = Heard()
     train(dual(tiny(corpus, rounds=3, cohort=7), name), tmp_path / "often", listener=quiet)
-    assert not any("takes part about" in line for line in quiet.said)
+    assert not any("takes part about" in line for line in quiet.lines)
 
 
 def test_central_training_reads_what_a_cohort_would_and_uploads_nothing_smaller(corpus, tmp_path):

@@ -18,9 +18,10 @@ from keyfed.run.folder import load_model, read_metrics
 from keyfed.run.loop import train
 from keyfed.run.prepare import prepare
 from keyfed.run.secure import secure_facts
+from tests.listeners import Heard
 
 from .conftest import TINY
-from .test_methods import Stop, with_method
+from .test_methods import with_method
 from .test_participation import dual
 from .test_resume import checkpoints, tiny, without_times
 
@@ -112,7 +113,7 @@ def test_a_secure_run_goes_on_where_it_was(corpus, tmp_path, method):
     config = replace(config, participation=Participation(drop_after=0.1))
     whole = train(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "again", listener=Stop())
+        train(config, tmp_path / "again", listener=Heard(2))
     again = train(config, tmp_path / "again", resume=True)
     assert whole["test"] == again["test"]
 
