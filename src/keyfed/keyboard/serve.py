@@ -5,7 +5,8 @@ may be read is a list made beforehand (the page's own files, the files an export
 out of it. A request with another Host is refused: a web site that makes its name point to 127.0.0.1 gets nothing.
 
 A file is sent gzipped where the browser takes that, and not at all (304) where the browser has it already. What is not
-gzipped is read piece by piece as it is sent, and at most `MOST_CONNECTIONS` are answered at a time.
+gzipped is read piece by piece as it is sent, and at most `MOST_CONNECTIONS` are answered at a time. One whose whole
+request does not come in `REQUEST_SECONDS` is closed, so that mute ones keep no place.
 
 The page can be installed from 127.0.0.1, but has no service worker there. One address serves many runs, and a service
 worker would answer with the model of the one before. A site (`site`) has one.
@@ -13,6 +14,7 @@ worker would answer with the model of the one before. A site (`site`) has one.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gzip
 import hashlib
@@ -78,6 +80,7 @@ FRESH, CHECKED = "no-store", "no-cache"  # the manifest is never kept; other fil
 LEVEL = 6  # of gzip
 PIECE = 1 << 16  # bytes of a file that are read at a time
 MOST_CONNECTIONS = 64  # others get 503 until one of them ends
+REQUEST_SECONDS = 10.0  # from a connection, or its next bytes, to the end of a request's head
 WORTH = 0.9  # of a file's bytes that gzip may need, or the file is sent as it is
 
 
@@ -260,10 +263,32 @@ def make_server(app: ASGIApp, certificate: tuple[Path, Path] | None = None) -> u
     """
     need("uvicorn")
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        """A connection that is closed where it keeps the server waiting for a request."""
+
+        due: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self.watch()
+
+        def watch(self) -> None:
+            waits = self.cycle is None or self.cycle.response_complete
+            if waits and self.due is None:
+                self.due = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+            elif not waits and self.due is not None:
+                self.due.cancel()
+                self.due = None
 
     chain, key = certificate or (None, None)
     config = uvicorn.Config(
-        app, access_log=False, log_level="error", server_header=False, lifespan="off", ws="none", http="h11",
+        app, access_log=False, log_level="error", server_header=False, lifespan="off", ws="none", http=Impatient,
         loop="asyncio", limit_concurrency=MOST_CONNECTIONS + 1, timeout_graceful_shutdown=1,  # it refuses at its limit
         ssl_certfile=chain, ssl_keyfile=key,
     )  # fmt: skip

@@ -303,6 +303,22 @@ def test_at_most_so_many_connections_are_answered(monkeypatch, request):
             one.close()
 
 
+def test_a_connection_without_a_whole_request_is_closed(monkeypatch, request):
+    """Mute, in the middle of its first request, or of its second: none keeps a place."""
+    monkeypatch.setattr(serve, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(serve, "MOST_CONNECTIONS", 3)
+    ask = request.getfixturevalue("ask")
+    whole = f"HEAD / HTTP/1.1\r\nHost: 127.0.0.1:{ask.port}\r\n\r\n".encode()
+    for sent in ((), (b"GET / HTTP/1.1\r\n",), (whole, b"GET / HTTP/1.1\r\n")):
+        with socket.create_connection(("127.0.0.1", ask.port), timeout=20) as one:
+            for said in sent:
+                one.sendall(said)
+                if said is whole:
+                    assert one.recv(1 << 12).startswith(b"HTTP/1.1 200")
+            assert one.recv(1) == b""  # else the socket's own time runs out
+    assert ask("/")[0] == 200
+
+
 def reaches(condition):
     end = time.monotonic() + 20
     while not (met := condition()) and time.monotonic() < end:
