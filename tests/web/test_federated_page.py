@@ -9,6 +9,7 @@ import secrets
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from keyfed.wire.roster import Enrolled
 from tests.faults.deployed import QUICK, federation, small_config, vocabulary, write_texts
 
 from .conftest import LOADED, Visit
+from .test_accessible import axe, findings
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
@@ -277,8 +279,14 @@ class Said:
     def round(self, *given: Any) -> None: ...
 
 
-def federate(endpoint: Endpoint, visit: Visit, folder: Any, rounds: int) -> dict[str, Any]:
-    """Run a secure federation of four Python clients and the page; return its result."""
+def federate(
+    endpoint: Endpoint, visit: Visit, folder: Any, rounds: int, look: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
+    """Run a secure federation of four Python clients and the page; return its result.
+
+    Args:
+      look: called now and then.
+    """
     files = write_texts(folder / "texts", 5)
     vocab, path = vocabulary(folder)
     config = small_config(folder / "texts", path, "fedavg", secure=True, rounds=rounds, cohort=5, **SGD)
@@ -296,6 +304,7 @@ def federate(endpoint: Endpoint, visit: Visit, folder: Any, rounds: int) -> dict
     thread.start()
     for _ in range(600):
         visit.page.wait_for_timeout(100)  # its events are heard meanwhile
+        look()
         if not thread.is_alive():
             break
     thread.join(1)
@@ -318,16 +327,35 @@ def test_it_takes_part_and_only_masked_sums_leave(member, endpoint, tmp_path):
     joined(member, tmp_path)
     expect(note(member)).to_have_text("Joined as tab.")
     endpoint.answers.clear()
-    found = federate(endpoint, member, tmp_path, rounds=2)
-    assert [found["rounds"], found["refused"], found["abandoned"]] == [2, 0, 0]
+    member.page.locator("input[name=preview]").check()
+    previews: list[str] = []
+
+    def decide() -> None:
+        """Look at every upload before it is sent; do not send the last one, which counts the validation text."""
+        if not member.page.locator("#send").is_visible():
+            return
+        sent = [kind for kind, _ in endpoint.answers].count("upload")
+        previews.append(member.page.text_content("#sent"))
+        assert sent == min(len(previews), 4) - 1, "nothing is sent before it is looked at"
+        member.page.click("#send" if len(previews) != 4 else "#do-not-send")
+        expect(member.page.locator("#send")).to_be_hidden()
+
+    found = federate(endpoint, member, tmp_path, rounds=2, look=decide)
+    assert [found["rounds"], found["abandoned"]] == [2, 0]
     kinds = [kind for kind, _ in endpoint.answers]
-    assert (kinds.count("upload"), kinds[-1]) == (5, "bye")  # calibration, two rounds, validation, test
-    assert endpoint.refused == []
+    assert (kinds.count("upload"), kinds[-1]) == (4, "bye")  # calibration, two rounds, the test
+    assert endpoint.refused == [("not now", "the page's owner did not send this upload")]
+    assert all("waits for your word" in preview for preview in previews)
+    assert "round 1, calibration" in previews[0]
+    assert "round 2, upload" in previews[2]
+    assert re.search(r"Trained on[0-9]+ tokens", previews[2])
+    masked = load(unpack(dict(endpoint.answers)["upload"])[1][:-SIGNATURE_BYTES])["masked"].tobytes()
+    assert masked[:16].hex() in previews[-1]  # what was shown is what was sent
     assert unmasked(endpoint) == []
     assert outside(member, endpoint) == []
-    sent = member.page.locator("#sent")
-    expect(sent).to_contain_text("masked numbers")
-    expect(sent).to_contain_text("5 clients; the sum opens with")
+    expect(member.page.locator("#sent")).to_contain_text("5 clients; the sum opens with")
+    said = "1 run without differential privacy, of which no ε is claimed"
+    expect(member.page.get_by_label("Federation", exact=True)).to_contain_text(said)
     expect(note(member)).to_have_text("The strip is of the federation's model now (its final model).", timeout=LOADED)
     assert "cat" in words_after(member, "the ")  # of the run's vocabulary; the model that the page came with has none
     assert [key for key in member.page.evaluate(STORED)["names"]["client"] if key == "identity"]
@@ -376,6 +404,19 @@ def test_what_goes_wrong_is_said_in_one_line(member, endpoint):
         re.compile(r"This device's clock is (299|300) seconds slow; the server's is used\.")
     )
     endpoint.skew = 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_serious_in_the_panel(member, scheme):
+    """Under axe-core, with lines, an upload and a link on show."""
+    member.page.evaluate(axe.AXE_SCRIPT)
+    member.page.emulate_media(color_scheme=scheme)
+    if member.page.locator("#kept-lines").is_hidden():
+        member.page.click("#show-lines")
+    member.page.locator("#kept-lines li").first.wait_for()
+    assert member.page.locator("#join").is_visible()
+    assert member.page.locator("#sent").is_visible()
+    assert findings(member) == []
 
 
 def test_stop_leave_and_forget(member, endpoint):

@@ -4,6 +4,7 @@ import { button, card, make, toggle } from "../page/elements.mjs";
 
 const MINUTES = [5, 10, 20, 60];
 const short = (text, size = 12) => (text.length > size ? `${text.slice(0, size)}…` : text);
+const many = (count, what) => `${count.toLocaleString()} ${what}${count === 1 ? "" : "s"}`;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const WORK = { tuning: "Tunes the model to you", looking: "Looks at a model with your held-back lines", training: "Trains for the round" };
 
@@ -16,6 +17,14 @@ function compared({ tokens, before, after }) {
 
 const modelName = ({ kind, name, run }) => (kind === "tuned" ? "tuned to you on this device" : kind === "federation"
   ? `of the run ${short(run)}, ${name}` : "the one that this page came with");
+
+/** What all uploads cost together: of runs without differential privacy nothing is claimed. */
+function costOf(account) {
+  if (!account || !(account.uploads || account.open)) return "nothing has been uploaded";
+  const { epsilon, delta, uploads, runs, open } = account;
+  const counted = uploads ? `${epsilon.toPrecision(3)} (δ = ${delta}) for ${many(uploads, "upload")} to ${many(runs, "private run")}` : "";
+  return [counted, open ? `${many(open, "run")} without differential privacy, of which no ε is claimed` : ""].filter(Boolean).join("; ");
+}
 
 /** A list of facts. */
 class Facts {
@@ -59,7 +68,7 @@ export class FederatedPanel {
     this.#facts = {
       kept: new Facts(["Kept for training", "Held back", "Today"]),
       model: new Facts(["In the strip", "Work"]),
-      client: new Facts(["Server", "Name", "Page", "State"]),
+      client: new Facts(["Server", "Name", "Page", "State", "Own ε"]),
       sent: new Facts(["Run and round", "Upload", "Hides among", "Trained on", "First bytes"]),
     };
     this.#parts = { ...this.#consent(settings), ...this.#text(settings), ...this.#model(), ...this.#client(settings) };
@@ -228,10 +237,10 @@ export class FederatedPanel {
     if (numbers) this.#showSent(numbers);
   }
 
-  #showClient(client, { isFirst, isRunning, isJoining, doing }, server) {
+  #showClient(client, { isFirst, isRunning, isJoining, doing, account }, server) {
     const parts = this.#parts, other = server && !server.isAlike ? `; the server's page is keyfed ${server.version}, hash ${short(server.hash, 16)}` : "";
     const idle = client ? "stopped" : "not joined";
-    this.#facts.client.set({ Server: client?.server ?? "none", Name: client?.name ?? "none", State: `${!isFirst ? "another tab of this page takes part" : isRunning ? "takes part" : idle}${other}` });
+    this.#facts.client.set({ Server: client?.server ?? "none", Name: client?.name ?? "none", "Own ε": costOf(account), State: `${!isFirst ? "another tab of this page takes part" : isRunning ? "takes part" : idle}${other}` });
     parts.doing.textContent = doing.line;
     parts.doing.classList.toggle("error", doing.isTrouble);
     parts.go.hidden = !client || isRunning || !isFirst;

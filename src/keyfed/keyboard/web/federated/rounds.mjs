@@ -123,8 +123,12 @@ export class Rounds {
 
   /** Let the server know that this page still works on a message; a failure here is none of the message. */
   async #stayAlive(id, signal) {
-    while (!signal.aborted) {
-      await this.#endpoint.next(signal, id).catch(() => wait(SECOND, signal));
+    for (let isOpen = true; isOpen && !signal.aborted; ) {
+      try {
+        await this.#endpoint.next(signal, id);
+      } catch (error) {
+        isOpen = !(error instanceof Refusal) && (await wait(SECOND, signal)); // the message is gone, or the server away
+      }
     }
   }
 

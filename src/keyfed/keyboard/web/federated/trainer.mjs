@@ -45,6 +45,8 @@ class Trainer {
   #tune = null; // how the tuned model does
   #done = null;
   #numbers = null; // of the last upload
+  #account = null; // what all uploads together cost
+  #session = null;
   #decide = null; // lets an upload go, or not
   #about = null; // of the run in progress
   #lines = { lines: 0, held: 0, bytes: 0 };
@@ -288,7 +290,7 @@ class Trainer {
     const { signal } = this.#stop, { server, name } = this.#client;
     const store = this.#store(), endpoint = new Endpoint(server, await store.identity(), name);
     const ready = () => (this.#work.name ? "another model is being trained" : this.#waits());
-    const session = new Session(name, store, (about) => this.#learner(about, signal), { floor: FLOOR, ready });
+    const session = (this.#session = new Session(name, store, (about) => this.#learner(about, signal), { floor: FLOOR, ready }));
     const rounds = (this.#rounds = new Rounds(endpoint, session, {
       say: (line, isTrouble) => this.#do(line, isTrouble), why: () => this.#waits(), done: () => this.#done, floor: () => FLOOR,
       show: (numbers, until, stopped) => this.#before(numbers, until, stopped),
@@ -298,7 +300,7 @@ class Trainer {
         this.#values.delete("client").catch(trouble);
       },
     }));
-    this.#show();
+    await this.#reckon();
     for (let failures = 0; !signal.aborted; failures++) {
       const about = await endpoint.about(signal).catch((error) => (error instanceof Refusal ? this.#say(error.message, true) : null) ?? null);
       if (about) this.#compare(about);
@@ -332,7 +334,7 @@ class Trainer {
   /** Show what is about to be sent; where the owner wants to be asked, wait for the answer until the deadline. */
   async #before(numbers, until, signal) {
     this.#numbers = { ...numbers, isWaiting: this.#settings.preview, isSent: !this.#settings.preview };
-    this.#show();
+    await this.#reckon();
     if (!this.#settings.preview) return true;
     this.#do("An upload waits for your word.");
     const isWanted = await Promise.race([new Promise((resolve) => { this.#decide = resolve; }), wait(Math.max(0, until - Date.now()), signal).then(() => false)]);
@@ -340,6 +342,17 @@ class Trainer {
     this.#numbers = { ...numbers, isWaiting: false, isSent: isWanted };
     this.#show();
     return isWanted;
+  }
+
+  /** Read what all uploads of this page cost together. */
+  async #reckon() {
+    try {
+      this.#account = await this.#session.account();
+    } catch (error) {
+      if (!(error instanceof Rejected)) throw error;
+      this.#say(`The account of what left this page cannot be read (${error.detail}).`, true);
+    }
+    this.#show();
   }
 
   send({ isWanted }) {
@@ -432,7 +445,7 @@ class Trainer {
       state: {
         kept: this.#lines, work: this.#work, line: this.#line, isTrouble: this.#isTrouble, waits: this.#waits(), client: this.#client,
         isFirst: this.#isFirst, isRunning: Boolean(this.#rounds), doing: this.#doing, isJoining: this.#isJoining, using: this.#using?.from ?? { kind: "export" },
-        tune: this.#tune, numbers: this.#numbers, arrived: this.#last?.from ?? null, offered: this.#offered, server: this.#server,
+        tune: this.#tune, numbers: this.#numbers, account: this.#account, arrived: this.#last?.from ?? null, offered: this.#offered, server: this.#server,
         minutes: { worked: this.#day.worked / MINUTE, most: this.#settings.minutes },
       },
     });
