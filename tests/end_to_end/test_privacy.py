@@ -363,12 +363,16 @@ def test_central_training_beside_a_private_run_is_refused(corpus, tmp_path):
 def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
     def audit_run(run, *, quick, listener):
         listener.say("audit: something that takes long")
-        return {"verdict": "NONE", "contradicted": True, "contradictions": ["ledger: two releases are missing"]}
+        findings = [{"check": "delta", "level": "warning", "text": "it is large"}, {"check": "weights", "level": "ok"}]
+        against = ["ledger: two releases are missing"]
+        return {"verdict": "NONE", "contradicted": True, "contradictions": against, "findings": findings}
 
     monkeypatch.setattr("keyfed.lab.audit.audit.audit_run", audit_run)
     code, out, err = keyfed("privacy", "audit", tmp_path, "--quick")
     assert code == 1  # a claim is contradicted
-    assert out.startswith("contradicted: ledger: two releases are missing\nNONE; see")
+    lines = out.splitlines()
+    assert lines[:2] == ["contradicted: ledger: two releases are missing", "warning: delta: it is large"]
+    assert lines[2].startswith("NONE: the claim is contradicted; see ")
     assert "audit: something that takes long" in err
 
 

@@ -273,7 +273,9 @@ def test_a_run_without_test_text_says_so_and_its_commands_can_be_copied(keyfed, 
     assert "\n1 round in" in out
     commands_ = dict(line.split(":", 1) for line in out.splitlines() if line.startswith(("report:", "try:")))
     assert shlex.split(commands_["report"]) == ["my run/report.html"]
-    assert shlex.split(commands_["try"]) == ["keyfed", "suggest", "my run", "i would like to"]
+    *command, text = shlex.split(commands_["try"])
+    assert command == ["keyfed", "suggest", "my run"]
+    assert set(text.split()) <= set("the state of the union is good and the people are well today".split())  # noqa: SIM905
 
     said = refused(keyfed, "train", "--resume", "--out", "my run", "--seed", 2)
     assert "train.seed: 1 → 2" in said

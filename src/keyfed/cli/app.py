@@ -101,10 +101,13 @@ def evaluate(
         return
     if against or words:
         raise ConfigError("--against and --words go with --keyboard")
-    from keyfed.reports.finished import evaluate_run, parse_personal, personal_text
-    from keyfed.reports.run_page import table_text
+    from keyfed.run.console import working
 
-    result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
+    with working(f"testing the model of {run}", quiet=True):
+        from keyfed.reports.finished import evaluate_run, parse_personal, personal_text
+        from keyfed.reports.run_page import table_text
+
+        result = evaluate_run(run, personal=parse_personal(personalise) if personalise is not None else None)
     if as_json:
         print_json(result)
         return
@@ -156,9 +159,12 @@ def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
 
     Exit code 1 if a check fails.
     """
-    from keyfed.reports.finished import check_run
+    from keyfed.run.console import working
 
-    checks = check_run(run)
+    with working(f"checking the model of {run}", quiet=True):
+        from keyfed.reports.finished import check_run
+
+        checks = check_run(run)
     if as_json:
         print_json({"passed": all(c["passed"] for c in checks), "checks": checks})
     else:
@@ -245,7 +251,7 @@ def main() -> None:
     try:
         code = command.main(standalone_mode=False)
     except KeyfedError as e:
-        code = complain(str(e))
+        code = complain(str(e), type(e).__name__)
     except click.exceptions.NoArgsIsHelpError as e:
         typer.echo(e.format_message())
         code = 2
@@ -255,7 +261,7 @@ def main() -> None:
         if e.errno not in MENDABLE:
             raise
         where = f"{e.filename}: " if e.filename else ""
-        code = complain(f"{where}{e.strerror}{space_advice(e)}")
+        code = complain(f"{where}{e.strerror}{space_advice(e)}", "system")
     except (click.Abort, KeyboardInterrupt):
         code = 130
     sys.exit(code or 0)

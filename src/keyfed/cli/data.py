@@ -54,10 +54,12 @@ def data_describe(
     as_json: JsonOption = False,
 ) -> None:
     """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
-    from keyfed.cli.reference import describe_data
+    from keyfed.run.console import working
 
-    config = configure(None, None, {"data.name": name, **what}, settings)
-    description = describe_data(config)
+    with working(f"reading {name}", quiet=True):
+        from keyfed.cli.reference import describe_data
+
+        description = describe_data(configure(None, None, {"data.name": name, **what}, settings))
     print_json(description["statistics"]) if as_json else typer.echo(description["text"])
 
 
@@ -83,17 +85,19 @@ def data_check(
     from keyfed.config.schema import read_options
     from keyfed.errors import RunError
     from keyfed.run.base import load_base
+    from keyfed.run.console import working
     from keyfed.text.catalogue import load_corpus
     from keyfed.text.check import check_corpus, describe_check
 
     config = configure(None, None, {"data.name": path, **whose}, settings)
     folder = Path(config.data.dir) if config.data.dir else None
-    corpus = load_corpus(path, data_dir=folder, **read_options(config.data))
-    try:
-        known = load_base().trained.vocab.index
-    except RunError:
-        known = None
-    found = check_corpus(corpus, known)
+    with working(f"reading {path}", quiet=True):
+        corpus = load_corpus(path, data_dir=folder, **read_options(config.data))
+        try:
+            known = load_base().trained.vocab.index
+        except RunError:
+            known = None
+        found = check_corpus(corpus, known)
     if as_json:
         print_json(asdict(found))
         return
@@ -131,6 +135,7 @@ def data_explore(
 ) -> None:
     """Top uni- and bigrams, TF-IDF, lengths and (for character corpora) entropies, with plots."""
     from keyfed.reports.figures import draw_exploration
+    from keyfed.run.console import working
     from keyfed.text.catalogue import load_corpus
     from keyfed.text.explore import explore
 
@@ -138,12 +143,13 @@ def data_explore(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"--out {out}: {e.strerror}; choose a folder that can be written to") from None
-    corpus = load_corpus(name, data_dir=Path(folder["data.dir"]) if folder["data.dir"] else None)
-    result, lengths = explore(corpus, top=top)
-    try:
-        result["plots"] = draw_exploration(result, lengths, out / corpus.name)
-    except ImportError:
-        raise ConfigError("explore needs matplotlib: pip install matplotlib") from None
+    with working(f"counting the words of {name}, and drawing", quiet=True):
+        corpus = load_corpus(name, data_dir=Path(folder["data.dir"]) if folder["data.dir"] else None)
+        result, lengths = explore(corpus, top=top)
+        try:
+            result["plots"] = draw_exploration(result, lengths, out / corpus.name)
+        except ImportError:
+            raise ConfigError("explore needs matplotlib: pip install matplotlib") from None
     if as_json:
         print_json(result)
         return

@@ -99,9 +99,12 @@ def export(
     if site is not None:
         _export_site(run, site, int8, as_json, federated=federated, server=server)
         return
-    from keyfed.keyboard.export import export_run, export_text
+    from keyfed.run.console import working
 
-    done = export_run(run, out, int8)
+    with working(f"exporting {run}", quiet=True):
+        from keyfed.keyboard.export import export_run, export_text
+
+        done = export_run(run, out, int8)
     whole = {"out": str(done.out), **done.manifest, "notes": done.notes}
     print_json(whole) if as_json else typer.echo(export_text(done))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -169,12 +170,20 @@ def say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def complain(message: str) -> int:
-    """Print an error of the caller's and return the exit code; of several ranks only the first speaks and fails."""
+def complain(message: str, kind: str = "usage", code: int = 2) -> int:
+    """Print an error of the caller's and return the exit code; of several ranks only the first speaks and fails.
+
+    With --json stdout has one object all the same: `{"error": {"kind": …, "message": …, "exit_code": …}}`.
+
+    Args:
+      kind: the class of `keyfed.errors`; usage for options and arguments, system for files and disks.
+    """
     if not leads():
         return 0  # torchrun would end rank 0 at another code before it has said why
+    if "--json" in sys.argv[1:]:
+        typer.echo(json.dumps({"error": {"kind": kind, "message": message, "exit_code": code}}, indent=1))
     say(f"error: {message}")
-    return 2
+    return code
 
 
 def follow_rank_0() -> None:

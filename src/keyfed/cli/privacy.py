@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,7 +190,15 @@ def audit_(
 
     with Narrator() as narrator:
         found = audit_run(run, quick=quick, listener=narrator)
-    against = [f"contradicted: {reason}" for reason in found["contradictions"]]
-    print_json(found) if as_json else typer.echo("\n".join([*against, f"{found['verdict']}; see {run / 'audit.md'}"]))
+    print_json(found) if as_json else typer.echo(audit_text(found, run))
     if found["contradicted"]:
         raise typer.Exit(1)
+
+
+def audit_text(found: Mapping[str, Any], run: Path) -> str:
+    """Write what an audit found for a terminal: what contradicts the claim, why the verdict is what it is."""
+    levels = ("broken", "warning")
+    seen = [f"{f['level']}: {f['check']}: {f['text']}" for f in found["findings"] if f["level"] in levels]
+    against = [f"contradicted: {reason}" for reason in found["contradictions"]]
+    stands = "the claim is contradicted" if against else "nothing that was measured contradicts the claim"
+    return "\n".join([*against, *seen, f"{found['verdict']}: {stands}; see {run / 'audit.md'}"])

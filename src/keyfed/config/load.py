@@ -386,6 +386,17 @@ def to_document(config: Config) -> dict[str, dict[str, Value]]:
     return document
 
 
+def own_settings(config: Config) -> list[tuple[str, Value]]:
+    """Return the settings that are not the defaults, by their keys."""
+    plain = to_document(Config())
+    return [
+        (f"{section}.{name}", value)
+        for section, settings in to_document(config).items()
+        for name, value in settings.items()
+        if value != plain.get(section, {}).get(name)
+    ]
+
+
 def dump_toml(document: Mapping[str, Mapping[str, Any]]) -> str:
     """Write flat sections as TOML; None is written as "none", which `coerce` reads back."""
     lines: list[str] = []

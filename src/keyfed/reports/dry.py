@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.load import Config, dump_toml, to_document
+from keyfed.config.load import Config, own_settings, to_document
 from keyfed.config.schema import VectorsConfig
 from keyfed.engine.network import init_params, parameter_count
 from keyfed.engine.task import keeps_state
@@ -22,6 +23,7 @@ from keyfed.run.pilot import choose, dry_lines
 from keyfed.run.plan import cautions, members_of, over_rounds, plan, plan_of_round
 from keyfed.run.prepare import Prepared, client_tokens, frozen_line, refuse_frozen, round_tokens
 from keyfed.run.privacy import announcement, make_private
+from keyfed.run.recipe import Reading
 from keyfed.run.secure import secure_line, sizes_in
 from keyfed.run.start import LARGE, find_source, make_ready, refuse_overlap, same_shape, start_lines, width_for
 from keyfed.text.vectors import recognise
@@ -99,7 +101,11 @@ def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
         "privacy": promised or None,
     }
     lines = [
-        dump_toml(to_document(config)),
+        *(
+            f"{key} = {'none' if value is None else json.dumps(value, ensure_ascii=False)}"
+            for key, value in own_settings(config)
+        ),
+        "every other setting has its default (docs/options.md); --json lists them all\n",
         *recipe,
         *prepared.describe(private=config.privacy.on),
         *started,
@@ -108,13 +114,14 @@ def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
         f"{human_bytes(sizes.down)} down and {human_bytes(sizes.up)} up a client",
         f"a round: {plural(called, 'client')} called, about {plural(description['tokens_per_round'], 'token')}, "
         f"{human_bytes(sizes.down * called)} down, {human_bytes(sizes.up * uploads)} up, "
-        f"about {modelled:.0f} modelled seconds; "
+        f"about {modelled:.0f} s on the simulated network (how long it takes here is said when it trains); "
         + (
             f"{human_bytes(kept_bytes)} of state on every client, twice that while an upload is not acknowledged"
             if kept_bytes
             else "no state kept on clients"
         ),
         *([masked] if masked else []),
+        *([] if settled.reading or private is not None else [_reading(config, prepared, members, method).line()]),
         *over_rounds(config),
         *cautions(config, method, members, len(prepared.store)),
         *promised,
@@ -122,6 +129,14 @@ def describe_plan(config: Config, *, offered: bool = False) -> dict[str, Any]:
         "nothing was trained or written (--dry-run)",
     ]
     return {**description, "text": "\n".join(lines)}
+
+
+def _reading(config: Config, prepared: Prepared, members: int, method: Method) -> Reading:
+    """Return how much of the text a run reads whose settings no recipe chose."""
+    tokens = round(config.train.rounds * round_tokens(prepared, members, method.epochs))
+    clients = len(prepared.store)
+    share = None if method.cohort == "pooled" else 1 - (1 - members / clients) ** config.train.rounds
+    return Reading(config.train.rounds, tokens, tokens / int(prepared.store.sizes().sum()), share)
 
 
 def wide_enough(asked: VectorsConfig, prepared: Prepared) -> tuple[str, int, int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from keyfed.config.load import Config, dump_toml, to_document
+from keyfed.config.load import Config, dump_toml, own_settings, to_document
 from keyfed.engine.module import MakeModule
 from keyfed.errors import RunError
 from keyfed.private.dp.statement import no_account
@@ -33,8 +33,8 @@ from keyfed.reports.document import (
     write_document,
 )
 from keyfed.reports.figures import draw_plots, validation
+from keyfed.reports.samples import examples_of, prompts_of
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.evaluate import BEGUN, PROMPTS, suggest
 from keyfed.run.folder import Trained, load_model, read_metrics, read_result, read_run_toml, resume_command
 from keyfed.run.metrics_line import diverged_warning, halved_notes
 from keyfed.run.pilot import BETWEEN, SETTLED
@@ -43,6 +43,7 @@ from keyfed.run.start import start_lines
 
 Record = Mapping[str, Any]
 Rows = list[list[str]]
+TRIED = "i would like to"
 LEVEL = 0.01  # perplexities this close, relative, count as level
 WORDS = {"unigram": "plain word frequencies", "kneser_ney": "counts of word sequences"}  # what a baseline is
 
@@ -294,13 +295,7 @@ def _perplexity_in_words(result: Record) -> list[Block]:
 
 def _chosen(config: Config) -> list[Block]:
     """Return the settings that are not the defaults."""
-    plain, own = to_document(Config()), to_document(config)
-    rows = [
-        (f"{section}.{name}", str(value))
-        for section, settings in own.items()
-        for name, value in settings.items()
-        if value != plain.get(section, {}).get(name)
-    ]
+    rows = [(key, str(value)) for key, value in own_settings(config)]
     return [facts_table(rows)] if rows else [Text("Every setting has its default.")]
 
 
@@ -502,16 +497,10 @@ def table_text(result: dict[str, Any]) -> str:
     return f"{render_table(result_table(result))}{verdict(result)}"
 
 
-def examples_of(trained: Trained) -> list[tuple[str, list[str]]]:
-    """Return what a run's model suggests after some texts, and how it completes a begun word."""
-    model = trained.spec, trained.params, trained.vocab
-    if trained.vocab.kind == "char":
-        return [(text, suggest(*model, text, lines=trained.reads_lines)) for text in (*PROMPTS, *BEGUN)]
-    found = [(f"{text} …", suggest(*model, text, lines=trained.reads_lines)) for text in PROMPTS]
-    for text in BEGUN:
-        before, _, begins = text.rpartition(" ")
-        found.append((f"{text}…", suggest(*model, before, lines=trained.reads_lines, begins=begins)))
-    return found
+def _first_prompt(trained: Trained) -> str:
+    """Return a text to try the model on; quotes and the like would need care in a shell."""
+    prompts = [text for text in prompts_of(trained) if text.replace(" ", "").isalpha()]
+    return next((text for text in prompts if text == TRIED), next(iter(prompts), TRIED))
 
 
 def report_run(folder: Path, module: MakeModule | None = None) -> str:
@@ -532,6 +521,6 @@ def report_run(folder: Path, module: MakeModule | None = None) -> str:
         f"{plural(result['rounds'], 'round')}{took}{trained_on}; "
         f"down {human_bytes(traffic['down'])}, up {human_bytes(traffic['up'])}",
         f"report: {shlex.quote(str(next((p for p in written if p.suffix == '.html'), folder)))}",
-        f'try:    keyfed suggest {shlex.quote(str(folder))} "i would like to"',
+        f'try:    keyfed suggest {shlex.quote(str(folder))} "{_first_prompt(trained)}"',
     ]
     return "\n".join(lines)

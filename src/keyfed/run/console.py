@@ -291,10 +291,14 @@ class Narrator:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show that something long is being done: a spinner on a terminal, a line elsewhere."""
+def working(what: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show that something long is being done: a spinner on a terminal, a line elsewhere.
+
+    Args:
+      quiet: no line elsewhere.
+    """
     with Narrator() as narrator:
-        if narrator.is_watched:
+        if narrator.is_watched or quiet:
             narrator.wait(what)
         else:
             narrator.say(what)

@@ -526,8 +526,6 @@ def evaluate_ngram_sentences(
 
 
 NEVER = (PAD, BOS, EOS, UNK)
-PROMPTS = ("thank you very", "let me know if you", "what do you", "i would like to", "i don't", "how do i install")
-BEGUN = ("see you tom", "can you he", "i am not su", "it does not wo")  # their last words are begun
 BEAM = 12
 LONGEST_WORD = 24
 

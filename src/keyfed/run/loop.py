@@ -253,12 +253,11 @@ def _go_on(run: _Planned, begun_with: Config, made: Mapping[str, Any]) -> dict[s
 def _announce(run: _Planned) -> None:
     """Say what is trained, on what, from what."""
     config, prepared = run.config, run.prepared
-    count = parameter_count(prepared.spec)
     for line in (
         *prepared.describe(private=run.private is not None),
         *start_lines(run.begun),
         frozen_line(config, prepared.spec),
-        f"model {prepared.spec.name}: {count:,} parameters; {run.choice.reason}",
+        f"model {prepared.spec.name}: {parameter_count(prepared.spec):,} parameters; {run.choice.reason}",
         *over_rounds(config),
         *cautions(config, run.method, run.members, len(prepared.store)),
         CURVES_LINE if config.train.curves else None,
@@ -289,7 +288,8 @@ def _trained(run: _Planned) -> dict[str, Any]:
         result = public_result(result)
         result["privacy"] = {**guard.account(count), "perplexity": result["test"]["perplexity"]}
         if config.privacy.twin:
-            result["privacy"]["twin"] = _twin(config, out, prepared, listen, result["rounds"])
+            listen.say("now the same rounds without clip and noise, to compare with (privacy.twin)")
+            result["privacy"]["twin"] = _compared(config, out / "noiseless", prepared, listen, result["rounds"])
     if config.train.central and method.cohort != "pooled":
         options = run.settled.central_options()
         result["baselines"]["central"] = _central(config, out, prepared, listen, result, options)
@@ -312,20 +312,20 @@ def _central(
     """
     if (out / "central" / "run.toml").exists():
         options = read_run_toml(out / "central")[0].options
-    rounds = federated["rounds"]
-    budget = max(1, round(federated["tokens_trained"] / max(1, rounds)))
-    settings = replace(config.train, central=False, baselines=False, until=None, patience=None, rounds=rounds)
-    central = Config(config.data, config.model, settings, method="central", options=options)
-    result = _train(central, out / "central", True, listen, prepared, budget, None, None, False, None)
-    return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
+    budget = max(1, round(federated["tokens_trained"] / max(1, federated["rounds"])))
+    listen.say("now the same model on the pooled text, to compare with (train.central)")
+    central = Config(config.data, config.model, config.train, method="central", options=options)
+    return _compared(central, out / "central", prepared, listen, federated["rounds"], budget)
 
 
-def _twin(config: Config, out: Path, prepared: Prepared, listen: Listener, rounds: int) -> dict[str, Any]:
-    """Train the same rounds without clip and noise, as a run of its own next to this one: what privacy costs."""
+def _compared(
+    config: Config, out: Path, prepared: Prepared, listen: Listener, rounds: int, budget: int | None = None
+) -> dict[str, Any]:
+    """Train what a run is compared with, as a run of its own in its folder."""
     settings = replace(config.train, central=False, baselines=False, until=None, patience=None, rounds=rounds)
-    plain = replace(config, train=settings, privacy=PrivacyConfig())
-    result = _train(plain, out / "noiseless", True, listen, prepared, None, None, None, False, None)
-    return {"test": result["test"], "unseen": result["unseen"], "seconds": result["seconds"]}
+    other = replace(config, train=settings, privacy=PrivacyConfig())
+    result = _train(other, out, True, listen, prepared, budget, None, None, False, None)
+    return {key: result[key] for key in ("test", "unseen", "seconds")}
 
 
 def rounds(

@@ -88,6 +88,8 @@ def cautions(config: Config, method: Method, members: int, clients: int) -> list
     """Lines about what will work, but not as one may expect."""
     alike = alike_line(config, method)
     said = [] if alike is None else [alike]
+    if config.secure.on:
+        said.append(f"secure: uploads are masked, and only sums of at least {config.secure.floor} clients are opened")
     expected = Case(config, method, members, clients).participations
     if method.solver.start is None or expected >= FEW_PARTICIPATIONS or not config.train.rounds:
         return said
@@ -102,6 +104,8 @@ def cautions(config: Config, method: Method, members: int, clients: int) -> list
 def over_rounds(config: Config) -> list[str]:
     """Say what spans the rounds of a run: the schedule of the local step size, and the average that is served."""
     t, said = config.train, []
+    if not t.rounds:
+        said.append("0 rounds train nothing: the model that is tested is the start as it is; --rounds 20 trains it")
     if warm := int(t.warmup * t.rounds + 0.5):
         said.append(f"the local step size rises over the first {warm} of {t.rounds} rounds")
     if t.schedule != "constant":

@@ -147,13 +147,20 @@ def announcement(t: Terms, counted: float | None, parameters: int) -> list[str]:
       counted: noise of counts, in clients; None where nothing is counted.
     """
     z = update_noise(t.z, counted)
+    ratio = noise_to_clip(z, parameters, t.cohort)
     parts = "" if counted is None else f" (of the sum {z:.4g}, of counts {counted:.4g} clients)"
     how = f"rate {t.rate:.4g}" if t.gap is None else f"tree aggregation, {t.gap} rounds apart"
     budget = "no budget" if t.budget is None else f"budget epsilon {t.budget:g}"
     lines = [
         f"privacy: {verdict_of(t)}, {budget}, delta {t.delta:.2g}, noise {t.z:.4g}{parts}, {how}, population "
-        f"{t.population:,}, cohort {t.cohort:,.6g}; noise of a mean {noise_to_clip(z, parameters, t.cohort):.3g} clips"
+        f"{t.population:,}, cohort {t.cohort:,.6g}; noise of a mean {ratio:.3g} clips"
     ]
+    if ratio > 1:
+        lines.append(
+            f"warning: {t.cohort:,.6g} clients a round are few for this noise: it is {ratio:.3g} times as long as "
+            "their longest mean update, so expect little to be learnt, or divergence; `keyfed privacy plan` says how "
+            "many clients a budget needs, and --population NUMBER simulates them"
+        )
     if t.simulated:
         lines.append(
             f"a SIMULATED guarantee for population {t.population:,}, cohort {t.cohort:,.6g}; not a guarantee of this "

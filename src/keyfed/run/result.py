@@ -52,6 +52,7 @@ def finish(
     """Test the chosen model once, score the baselines on the same tokens, write the model."""
     chosen = CHOSEN[config.train.choose] if math.isfinite(best.cost) else "no validation was good"
     chosen = chosen if prepared.valid else "the last: there is no validation text"
+    chosen = chosen if config.train.rounds else "not trained: 0 rounds"
     listen.say(f"testing the model of round {best.round} ({chosen})")
     params: Params = {name: best.params[name] for name in shapes(prepared.spec)}
     save_model(out, params, prepared.vocab)

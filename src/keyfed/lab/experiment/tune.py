@@ -388,6 +388,7 @@ class _Search:
     def _trial(self, trial: int, until: int) -> Outcome:
         values = self.values[trial]
         shown = ", ".join(f"{key}={value}" for key, value in values.items())
+        self.listen.say(f"trial {trial} ({shown}), to round {until}:")
         try:
             runs = [self._run(trial, seed, until, shown) for seed in self.seeds]
             vocab = max(len(p.vocab) for p in self.prepared.values())
