@@ -114,6 +114,10 @@ def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):
         (["--k", "50"], "clients, and an n-gram needs 50"),
         (["--order", "9"], "--order is 9; the sketches hold n-grams of 1 to 6 words"),
         (["--megabytes", "0.0001"], "0.0001 MB a client leave"),
+        (["--megabytes", "nan"], "--megabytes is nan; expected a number above 0, 1,000 at most"),
+        (["--megabytes", "1e30"], "--megabytes is 1e+30; expected"),
+        (["--most", "0"], "--cap is 64 and --most is 0; expected 1 or more"),
+        (["--cap", "0"], "--cap is 0 and --most is 20000; expected 1 or more"),
         (["--among", "2"], "--among is 2; a sum hides a client among 3 or more"),
     ):
         code, _, stderr = keyfed("counts", out, *arguments)

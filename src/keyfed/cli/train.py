@@ -355,10 +355,9 @@ def counts(
         privacy = configure(None, None, named, None).privacy
     elif population is not None:
         raise ConfigError("--population is for the noise of --dp; add --dp epsilon=NUMBER")
-    how = Counting(
-        order, k, cap or (64 if dp is None else 1), most or (20_000 if dp is None else 300), megabytes, among, secure,
-        privacy,
-    )  # fmt: skip
+    cap = cap if cap is not None else 64 if dp is None else 1
+    most = most if most is not None else 20_000 if dp is None else 300
+    how = Counting(order, k, cap, most, megabytes, among, secure, privacy)
     report = count(run, how, say)
     report_run(run)  # the pages have the new rows, too
     result = read_result(run) or {}

@@ -35,6 +35,7 @@ from keyfed.run.prepare import Prepared
 from keyfed.run.secure import settings_of
 from keyfed.text.vocab import EOS
 
+MOST_MEGABYTES = 1_000  # of a client's sketches; a machine that plays the sums needs eight times as much
 MIXTURE_TOKENS = 60_000  # validation tokens on which the mixture's weights are fitted
 
 
@@ -117,6 +118,8 @@ def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
         raise ConfigError(f"--cap is {how.cap}; with --dp an n-gram is counted by clients, --cap 1")
     if how.cap < 1 or how.most < 1:
         raise ConfigError(f"--cap is {how.cap} and --most is {how.most}; expected 1 or more")
+    if not 0 < how.megabytes <= MOST_MEGABYTES:
+        raise ConfigError(f"--megabytes is {how.megabytes:g}; expected a number above 0, {MOST_MEGABYTES:,} at most")
     least = least_of(trained, how)
     if how.among < least:
         raise ConfigError(f"--among is {how.among}; a sum hides a client among {least} or more")
