@@ -4,7 +4,7 @@
  */
 
 import { epochBatches, limitText } from "./batches.mjs";
-import { gradient } from "./gradient.mjs";
+import { gradient, makeArrays } from "./gradient.mjs";
 import { deriveSeed } from "./seeds.mjs";
 
 /**
@@ -57,6 +57,7 @@ export async function trainLocally(model, theta, stream, local, task, pause = ()
   const velocity = local.momentum
     ? Object.fromEntries(Object.entries(theta).map(([name, w]) => [name, new w.constructor(w.length)])) : null;
   const text = limitText(stream, local, seedOf("text")), dropoutSeed = seedOf("dropout");
+  const arrays = makeArrays(weights["output.bias"]);
   let step = 0, worked = 0, whole = 0, loss = 0;
   for (let epoch = 0; epoch < local.epochs; epoch++) {
     const batches = epochBatches(text, local, seedOf("order", epoch));
@@ -64,7 +65,8 @@ export async function trainLocally(model, theta, stream, local, task, pause = ()
     for (const [number, batch] of batches.entries()) {
       step += 1;
       const dropout = local.dropout ? { rate: local.dropout, seed: dropoutSeed, step } : null;
-      const found = gradient(model, weights, batch, batch.fresh ? null : states, dropout);
+      arrays.restart();
+      const found = gradient(model, weights, batch, batch.fresh ? null : states, dropout, arrays.take);
       sgdStep(weights, theta, found.grads, velocity, local);
       states = found.states;
       nats += found.nats;

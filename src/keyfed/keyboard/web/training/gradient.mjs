@@ -8,6 +8,7 @@
 
 import { BOS } from "../decoder/context.mjs";
 import { GATES, hasMemory } from "../decoder/network.mjs";
+import { expBelowZero } from "./exponential.mjs";
 import { addRow, addRows, addTimes, addTimesTransposed, addTransposedTimes } from "./matrices.mjs";
 
 /** @typedef {Float32Array | Float64Array} Floats */
@@ -21,6 +22,26 @@ import { addRow, addRows, addTimes, addTimesTransposed, addTransposedTimes } fro
 
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const like = (weights, size) => new weights["output.bias"].constructor(size);
+
+/**
+ * Zeros for one step after the other, the same ones each time: a step asks for the same sizes in the same order, and a
+ * round that allocated megabytes in each would stop for the garbage collector.
+ * @param {Floats} sample  of their type
+ */
+export function makeArrays(sample) {
+  const kept = [];
+  let next = 0;
+  return {
+    restart: () => {
+      next = 0;
+    },
+    take: (size) => {
+      if (!(kept[next]?.length >= size)) kept[next] = new sample.constructor(size);
+      const found = kept[next++];
+      return (found.length === size ? found : found.subarray(0, size)).fill(0);
+    },
+  };
+}
 
 /** The states before any text: of each layer h [rows, width], and c [rows, hidden] where the cell has a memory. */
 export function zeroStates(model, weights, rows) {
@@ -36,16 +57,17 @@ export function zeroStates(model, weights, rows) {
  * @param {Batch} batch
  * @param {Floats[][] | null} states  as returned for the batch before; null: a zero state
  * @param {Dropout | null} dropout
+ * @param {(size: number) => Floats} [array]  zeros to compute in; see `makeArrays`
  * @returns {{nats: number, tokens: number, grads: Weights, states: Floats[][]}}
  */
-export function gradient(model, weights, batch, states, dropout = null) {
+export function gradient(model, weights, batch, states, dropout = null, array = (size) => like(weights, size)) {
   const { rows, time } = batch, n = rows * time, width = model.projection || model.hidden;
   const at = timeMajor(batch);
-  const grads = Object.fromEntries(Object.entries(weights).map(([name, w]) => [name, new w.constructor(w.length)]));
+  const grads = Object.fromEntries(Object.entries(weights).map(([name, w]) => [name, array(w.length)]));
   const drop = (x, site, size) => (dropout?.rate ? dropped(x, keepMask(dropout, site, rows, time, size)) : null);
 
   const embedding = weights["embedding.weight"], { embed } = model;
-  let x = like(weights, n * embed);
+  let x = array(n * embed);
   at.inputs.forEach((id, p) => x.set(embedding.subarray(id * embed, (id + 1) * embed), p * embed));
   const masks = [drop(x, 0, embed)];
   const layers = [], after = [];
@@ -53,31 +75,32 @@ export function gradient(model, weights, batch, states, dropout = null) {
   for (let layer = 0; layer < model.layers; layer++) {
     const size = { rows, time, inputs: layer ? width : embed, hidden: model.hidden, width, gates: GATES[model.cell] * model.hidden };
     const own = layerOf(weights, layer);
-    const saved = CELLS[model.cell].forward(own, x, before[layer], at.starts, size, (length) => like(weights, length));
+    const saved = CELLS[model.cell].forward(own, x, before[layer], at.starts, size, array);
     layers.push({ own, saved, size, x });
     after.push(saved.last);
-    x = saved.out.slice();
+    x = array(saved.out.length);
+    x.set(saved.out);
     masks.push(drop(x, layer + 1, width));
   }
   const recurrent = x;
   if (model.dense) {
-    x = like(weights, n * model.dense);
+    x = array(n * model.dense);
     addRow(x, weights["dense.bias"], n, model.dense);
     addTimesTransposed(x, recurrent, weights["dense.weight"], n, model.dense, width);
   }
-  const { nats, tokens, back } = output(model, weights, grads, x, at);
+  const { nats, tokens, back } = output(model, weights, grads, x, at, array);
   let d = back;
   if (model.dense) {
     addTransposedTimes(grads["dense.weight"], d, recurrent, n, model.dense, width);
     addRows(grads["dense.bias"], d, n, model.dense);
     const narrow = d;
-    d = like(weights, n * width);
+    d = array(n * width);
     addTimes(d, narrow, weights["dense.weight"], n, model.dense, width);
   }
   for (let layer = model.layers - 1; layer >= 0; layer--) {
     dropped(d, masks[layer + 1]);
     const { own, saved, size, x: read } = layers[layer];
-    d = CELLS[model.cell].backward(own, layerOf(grads, layer), saved, read, d, at.starts, size);
+    d = CELLS[model.cell].backward(own, layerOf(grads, layer), saved, read, d, at.starts, size, array);
   }
   dropped(d, masks[0]);
   const table = grads["embedding.weight"];
@@ -100,11 +123,11 @@ const layerOf = (all, n) => ({
 });
 
 /** Cross-entropy of the output layer: writes its gradients, returns the nats and the gradient of what it read. */
-function output({ vocab, tied }, weights, grads, x, { targets, mask }) {
+function output({ vocab, tied }, weights, grads, x, { targets, mask }, array) {
   const name = tied ? "embedding.weight" : "output.weight", weight = weights[name];
   const n = targets.length, width = x.length / n;
   const tokens = mask.reduce((sum, one) => sum + one, 0), share = 1 / Math.max(1, tokens);
-  const logits = like(weights, n * vocab), back = like(weights, n * width);
+  const logits = array(n * vocab), back = array(n * width);
   addRow(logits, weights["output.bias"], n, vocab);
   addTimesTransposed(logits, x, weight, n, vocab, width);
   let nats = 0;
@@ -114,12 +137,13 @@ function output({ vocab, tied }, weights, grads, x, { targets, mask }) {
       row.fill(0);
       continue;
     }
+    const own = row[targets[p]];
     let most = -Infinity, sum = 0;
     for (let i = 0; i < vocab; i++) if (row[i] > most) most = row[i];
-    for (let i = 0; i < vocab; i++) sum += Math.exp(row[i] - most);
-    const whole = most + Math.log(sum);
-    nats += whole - row[targets[p]];
-    for (let i = 0; i < vocab; i++) row[i] = Math.exp(row[i] - whole) * share;
+    for (let i = 0; i < vocab; i++) sum += row[i] = expBelowZero(row[i] - most);
+    nats += most + Math.log(sum) - own;
+    const each = share / sum;
+    for (let i = 0; i < vocab; i++) row[i] *= each;
     row[targets[p]] -= share;
   }
   addTimes(back, logits, weight, n, vocab, width);
@@ -181,8 +205,8 @@ function inputsOf({ ih, inputBias }, x, { rows, time, inputs, gates }, array) {
 }
 
 /** Add the gradients of W_ih and b_ih; return that of x. */
-function backToInputs({ ih }, grads, d, x, { rows, time, inputs, gates }) {
-  const n = rows * time, back = new x.constructor(n * inputs);
+function backToInputs({ ih }, grads, d, x, { rows, time, inputs, gates }, array) {
+  const n = rows * time, back = array(n * inputs);
   addTransposedTimes(grads.ih, d, x, n, gates, inputs);
   addRows(grads.inputBias, d, n, gates);
   addTimes(back, d, ih, n, gates, inputs);
@@ -213,12 +237,12 @@ const GRU = {
     return { g, recurrent, before, out, last: [out.slice((time - 1) * n)] };
   },
 
-  backward(own, grads, { g, recurrent, before }, x, d, starts, size) {
+  backward(own, grads, { g, recurrent, before }, x, d, starts, size, array) {
     const { rows, time, hidden, gates } = size, n = rows * hidden;
-    const toInput = new x.constructor(g.length), toState = new x.constructor(g.length);
-    let next = new x.constructor(n);
+    const toInput = array(g.length), toState = array(g.length);
+    let next = array(n);
     for (let t = time - 1; t >= 0; t--) {
-      const back = new x.constructor(n);
+      const back = array(n);
       for (let b = 0; b < rows; b++) {
         for (let k = 0, at = (t * rows + b) * gates; k < hidden; k++, at++) {
           const place = b * hidden + k, dh = d[t * n + place] + next[place];
@@ -237,7 +261,7 @@ const GRU = {
     }
     addTransposedTimes(grads.hh, toState, before, rows * time, gates, hidden);
     if (grads.stateBias) addRows(grads.stateBias, toState, rows * time, gates);
-    return backToInputs(own, grads, toInput, x, size);
+    return backToInputs(own, grads, toInput, x, size, array);
   },
 };
 
@@ -271,13 +295,13 @@ const PRINTED_GRU = {
     return { g, gated, before, out, last: [out.slice((time - 1) * n)] };
   },
 
-  backward(own, grads, { g, gated, before }, x, d, starts, size) {
+  backward(own, grads, { g, gated, before }, x, d, starts, size, array) {
     const { rows, time, hidden, gates } = size, n = rows * hidden, two = 2 * hidden;
     const { first, second } = halves(own, two, hidden), to = halves(grads, two, hidden);
-    const toInput = new x.constructor(g.length), rz = new x.constructor(time * rows * two), c = new x.constructor(time * n);
-    let next = new x.constructor(n);
+    const toInput = array(g.length), rz = array(time * rows * two), c = array(time * n);
+    let next = array(n);
     for (let t = time - 1; t >= 0; t--) {
-      const back = new x.constructor(n), ds = new x.constructor(n);
+      const back = array(n), ds = array(n);
       const nowC = c.subarray(t * n, (t + 1) * n), nowRz = rz.subarray(t * rows * two, (t + 1) * rows * two);
       for (let b = 0; b < rows; b++) {
         for (let k = 0, at = (t * rows + b) * gates; k < hidden; k++, at++) {
@@ -305,7 +329,7 @@ const PRINTED_GRU = {
     addTransposedTimes(to.first, rz, before, rows * time, two, hidden);
     addTransposedTimes(to.second, c, gated, rows * time, hidden, hidden);
     if (grads.stateBias) addRows(grads.stateBias, toInput, rows * time, gates);
-    return backToInputs(own, grads, toInput, x, size);
+    return backToInputs(own, grads, toInput, x, size, array);
   },
 };
 
@@ -352,17 +376,17 @@ const memoryCell = (coupled) => ({
     return { a, before, held, squashed, raw, out, last: [out.slice((time - 1) * w), cells.slice((time - 1) * n)] };
   },
 
-  backward(own, grads, { a, before, held, squashed, raw }, x, d, starts, size) {
+  backward(own, grads, { a, before, held, squashed, raw }, x, d, starts, size, array) {
     const { rows, time, hidden, width, gates } = size, n = rows * hidden, w = rows * width;
     const toG = gates - 2 * hidden, toO = gates - hidden;
-    const toGates = new x.constructor(a.length), whole = new x.constructor(time * w); // of what the layer says, in all
-    let next = new x.constructor(w);
-    const dc = new x.constructor(n);
+    const toGates = array(a.length), whole = array(time * w); // of what the layer says, in all
+    let next = array(w);
+    const dc = array(n);
     for (let t = time - 1; t >= 0; t--) {
       const dh = whole.subarray(t * w, (t + 1) * w);
       for (let k = 0; k < w; k++) dh[k] = d[t * w + k] + next[k];
       let toRaw = dh;
-      if (own.hr) addTimes((toRaw = new x.constructor(n)), dh, own.hr, rows, width, hidden);
+      if (own.hr) addTimes((toRaw = array(n)), dh, own.hr, rows, width, hidden);
       for (let b = 0; b < rows; b++) {
         for (let k = 0, at = (t * rows + b) * gates; k < hidden; k++, at++) {
           const place = b * hidden + k, to = t * n + place;
@@ -375,7 +399,7 @@ const memoryCell = (coupled) => ({
           dc[place] = into * (coupled ? 1 - i : a[at + hidden]);
         }
       }
-      next = new x.constructor(w);
+      next = array(w);
       addTimes(next, toGates.subarray(t * rows * gates, (t + 1) * rows * gates), own.hh, rows, gates, width);
       reset(next, starts, t, rows);
       reset(dc, starts, t, rows);
@@ -383,7 +407,7 @@ const memoryCell = (coupled) => ({
     addTransposedTimes(grads.hh, toGates, before, rows * time, gates, width);
     if (grads.stateBias) addRows(grads.stateBias, toGates, rows * time, gates);
     if (own.hr) addTransposedTimes(grads.hr, whole, raw, rows * time, width, hidden);
-    return backToInputs(own, grads, toGates, x, size);
+    return backToInputs(own, grads, toGates, x, size, array);
   },
 });
 
