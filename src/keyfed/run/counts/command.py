@@ -26,10 +26,10 @@ from keyfed.run.counts.cache import PersonalCache
 from keyfed.run.counts.fit import MOST_TOKENS, fit_levels, fit_mixture, opening
 from keyfed.run.counts.gather import AMONG, Gathering, groups_of
 from keyfed.run.counts.levels import DEPTH, DEPTH_NOISED, MOST_ORDER, CountPlan, LevelFound, count_ngrams, sketches_of
-from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both, scores_of
+from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both, score_text
 from keyfed.run.counts.noise import FOLDER, TOKENS_NOISED, CountNoise, check_booked, releases_of
 from keyfed.run.encode import Streams
-from keyfed.run.evaluate import limit_streams, total
+from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
 from keyfed.run.secure import settings_of
@@ -279,11 +279,16 @@ def score_counts(
         ]  # fmt: skip
         cache = PersonalCache(text, history)
         laid = laid_out(model, text, mixture.count_edges, trained.reads_lines)
-        both = read_both(trained, model, laid, device, mixture, cache)
-        found = {name: (both.nats[name], both.rank[name]) for name in ("counts", "mixture")}
-        found["cache"] = cache.weighed(both.nats["mixture"])
+        both = read_both(trained, model, laid, device, (mixture, cache))
+        weight = mixture.weight(laid.places, both.confidence)
+        mixed = -np.log(weight * both.network + (1 - weight) * both.counts)
+        found = {
+            "counts": (-np.log(both.counts), both.above["counts"]),
+            "mixture": (mixed, both.above["mixture"]),
+            "cache": cache.weighed(mixed),
+        }
         for name, (nats, rank) in found.items():
-            out[name][split] = total(scores_of(text, names, nats, rank))
+            out[name][split] = score_text(text, nats, rank)
     return out
 
 

@@ -7,6 +7,7 @@ Text is laid out as the network reads it: streams in order with the state carrie
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -25,11 +26,16 @@ from keyfed.model.tables import Texts
 from keyfed.run.counts.cache import PersonalCache
 from keyfed.run.evaluate import Positions, one_thread, score_of, score_streams
 from keyfed.run.folder import Trained
+from keyfed.system import usable_cores
 from keyfed.text.batches import line_bounds
 from keyfed.text.vocab import BOS
 
 ROWS = 128  # positions whose distributions are held at a time: they stay in a core's cache
 TOGETHER, TOGETHER_GPU = 1 << 14, 1 << 18  # tokens read side by side
+
+
+Piece = tuple[NDArray[np.int32], Ints]
+"""What the network reads on its own, and where in the text the tokens that it predicts lie."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,13 +46,13 @@ class Laid:
       text: as the count model reads it.
       contexts: for each length n, the row of the context before each token, −1 where it was not seen.
       places: of each token's context among the mixture's buckets (`mixture.places_of`).
-      pieces: what the network reads on its own, and where in `text` the tokens that it predicts lie.
+      pieces: what the network reads on its own.
     """
 
     text: Texts
     contexts: list[Ints]
     places: Ints
-    pieces: list[tuple[NDArray[np.int32], Ints]]
+    pieces: list[Piece]
 
 
 def laid_out(model: CountModel, text: Texts, edges: Sequence[float], lines: bool) -> Laid:
@@ -68,7 +74,7 @@ def laid_out(model: CountModel, text: Texts, edges: Sequence[float], lines: bool
     return Laid(text, contexts, places, list(_pieces(text, lines)))
 
 
-def _pieces(text: Texts, lines: bool) -> Iterator[tuple[NDArray[np.int32], Ints]]:
+def _pieces(text: Texts, lines: bool) -> Iterator[Piece]:
     """Yield what the network reads on its own."""
     for begin, end in pairwise([*np.flatnonzero(~text.predicted).tolist(), text.tokens.size]):
         if not lines:
@@ -81,25 +87,39 @@ def _pieces(text: Texts, lines: bool) -> Iterator[tuple[NDArray[np.int32], Ints]
             yield np.append(np.array([BOS], np.int32), stream[a:b].astype(np.int32)), at
 
 
-def dense(model: CountModel, laid: Laid, at: Ints) -> NDArray[np.float32]:
-    """Return the count model's whole distribution of the token at each place, [places, V]."""
-    first, *longer = model.model.levels
-    vocab = model.model.vocab_size
-    base = np.full(vocab, first.backoff[0] / vocab, np.float32)
-    base[first.keys] = first.prob
-    found = np.tile(base, (at.size, 1))
-    for level, contexts in zip(longer, laid.contexts[1:], strict=True):
-        here = contexts[at]
-        seen = np.flatnonzero(here >= 0)
-        if not seen.size:
-            break
-        context = here[seen]
-        found[seen] *= level.backoff[context].astype(np.float32)[:, None]
-        size = level.size[context]
-        offset = np.arange(int(size.sum())) - np.repeat(np.cumsum(size) - size, size)
-        rows = np.repeat(level.start[context], size) + offset
-        found[np.repeat(seen, size), level.keys[rows] % vocab] = level.prob[rows]
-    return found
+class Dense:
+    """Writes a count model's whole distributions, float32."""
+
+    def __init__(self, model: CountModel) -> None:
+        first, *self._levels = model.model.levels
+        self.vocab = model.model.vocab_size
+        self._base = np.full(self.vocab, first.backoff[0] / self.vocab, np.float32)
+        self._base[first.keys] = first.prob
+        self._words = [level.keys % self.vocab for level in self._levels]
+        self._prob = [level.prob.astype(np.float32) for level in self._levels]
+        self._backoff = [level.backoff.astype(np.float32) for level in self._levels]
+
+    def write(self, contexts: Sequence[Ints], places: Ints, out: NDArray[np.float32]) -> None:
+        """Write the distribution of the token at each place.
+
+        Args:
+          contexts: of a text, by length (`Laid`).
+          out: [places, V].
+        """
+        out[:] = self._base
+        flat = out.reshape(-1)
+        tables = zip(self._levels, self._words, self._prob, self._backoff, contexts[1:], strict=True)
+        for level, words, prob, backoff, rows_of in tables:
+            here = rows_of[places]
+            seen = np.flatnonzero(here >= 0)
+            if not seen.size:
+                break
+            context = here[seen]
+            out[seen] *= backoff[context][:, None]
+            size = level.size[context]
+            ends = np.cumsum(size)
+            rows = np.repeat(level.start[context] - ends + size, size) + np.arange(ends[-1])
+            flat[np.repeat(seen * self.vocab, size) + words[rows]] = prob[rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,79 +128,75 @@ class Both:
 
     Attributes:
       network, counts: probability of the token. `confidence` is the network's highest of any word.
-      nats, rank: of the mixture and, by a second name, of the single models.
+      above: how many words counts and mixture find more probable, exact up to 2; 0 where nothing was tested.
     """
 
     network: Floats
     counts: Floats
     confidence: Floats
-    nats: dict[str, Floats]
-    rank: dict[str, Ints]
+    above: dict[str, Ints]
 
 
 def read_both(
-    trained: Trained,
-    model: CountModel,
-    laid: Laid,
-    device: str,
-    mixture: Mixture | None = None,
-    cache: PersonalCache | None = None,
+    trained: Trained, model: CountModel, laid: Laid, device: str, test: tuple[Mixture, PersonalCache] | None = None
 ) -> Both:
     """Read a text with both models.
 
     Args:
-      mixture: also score the mixture; without it nothing is ranked, and no whole distribution of counts is formed.
-      cache: also score the mixture with every client's own cache.
+      test: also rank what the mixture says, and fill its numbers into every client's own cache. Without it no whole
+        distribution of counts is formed.
     """
     size = laid.text.tokens.size
-    network, counts, confidence = np.full(size, np.nan), np.full(size, np.nan), np.zeros(size)
-    names = [] if mixture is None else ["mixture", "counts"]
-    nats = {name: np.full(size, np.nan) for name in [*names, "network"]}
-    rank = {name: np.zeros(size, np.int64) for name in [*names, "network"]}
-    p_counts = _true(model, laid)
-    reader = reader_of(trained.spec, trained.params, device)
+    above = {name: np.zeros(size, np.int64) for name in ("counts", "mixture")}
+    both = Both(np.full(size, np.nan), _true(model, laid), np.zeros(size), above)
+    dense = Dense(model)
+    cpu = torch.device(device).type == "cpu"
     pieces = sorted(laid.pieces, key=lambda piece: -len(piece[0]))
 
-    def look(places: Ints, logits: Tensor) -> TokenScores:
+    def look(places: Ints, logits: Tensor, room: NDArray[np.float32]) -> None:
         """Score some positions; `places` are those of the tokens in the text."""
         targets = torch.from_numpy(laid.text.tokens[places]).to(logits.device)[:, None]
         p = logits.softmax(-1)
-        true = p.gather(1, targets)
-        own = (p > true).sum(1)
-        sure = p.amax(1)
-        network[places], confidence[places] = true[:, 0].double().cpu().numpy(), sure.double().cpu().numpy()
-        counts[places] = p_counts[places]
-        rank["network"][places] = own.cpu().numpy()
-        nats["network"][places] = -np.log(np.maximum(network[places], 1e-45))
-        if mixture is not None:
-            q = torch.from_numpy(dense(model, laid, places)).to(logits.device)
-            rank["counts"][places] = (q > q.gather(1, targets)).sum(1).cpu().numpy()
-            nats["counts"][places] = -np.log(counts[places])
-            weight = mixture.weight(laid.places[places], confidence[places])
-            w = torch.from_numpy(weight.astype(np.float32)).to(logits.device)[:, None]
-            mixed = p.mul_(w).add_(q.mul_(1 - w))
-            rank["mixture"][places] = (mixed > mixed.gather(1, targets)).sum(1).cpu().numpy()
-            nats["mixture"][places] = -np.log(weight * network[places] + (1 - weight) * counts[places])
-            if cache is not None:
-                cache.take(places, mixed.cpu())
-        scores = torch.from_numpy(nats["network"][places]), torch.from_numpy(rank["network"][places])
-        return TokenScores(scores[0][None], scores[1][None])
+        both.network[places] = p.gather(1, targets)[:, 0].double().cpu().numpy()
+        both.confidence[places] = p.amax(1).double().cpu().numpy()
+        if test is None:
+            return
+        mixture, cache = test
+        dense.write(laid.contexts, places, room[: places.size])
+        q = torch.from_numpy(room[: places.size]).to(logits.device)
+        above["counts"][places] = (q > q.gather(1, targets)).sum(1).cpu().numpy()
+        weight = mixture.weight(laid.places[places], both.confidence[places])
+        w = torch.from_numpy(weight.astype(np.float32)).to(logits.device)[:, None]
+        mixed = p.mul_(w).add_(q.mul_(1 - w))
+        above["mixture"][places] = cache.take(places, mixed, mixed.gather(1, targets))
 
+    def read(group: Sequence[Piece]) -> None:
+        """Read some pieces side by side."""
+        to_text = np.concatenate([np.append(np.array([-1]), where) for _, where in group])
+        room = np.empty((0 if test is None else ROWS, dense.vocab), np.float32)
+
+        def score(reader: Reader, x: Tensor, targets: Tensor, where: Positions) -> TokenScores:
+            places = to_text[where + 1]
+            for a in range(0, len(where), ROWS):
+                look(places[a : a + ROWS], reader.logits(x[a : a + ROWS]), room)
+            return TokenScores(torch.zeros(1, len(where)), torch.zeros(1, len(where), dtype=torch.int64))
+
+        with one_thread(cpu):  # small products: a second thread of PyTorch waits more than it works
+            reader = reader_of(trained.spec, trained.params, device)
+            score_streams(reader, [ids for ids, _ in group], device, score)
+
+    with one_thread(cpu), ThreadPoolExecutor(usable_cores() if cpu else 1) as threads:
+        list(threads.map(read, _grouped(pieces, TOGETHER if cpu else TOGETHER_GPU)))
+    return both
+
+
+def _grouped(pieces: Sequence[Piece], most: int) -> Iterator[Sequence[Piece]]:
+    """Cut pieces, the longest first, into groups that are read side by side."""
     at = 0
     while at < len(pieces):
-        most = TOGETHER if torch.device(device).type == "cpu" else TOGETHER_GPU
         group = pieces[at : at + max(1, most // max(1, len(pieces[at][0])))]
         at += len(group)
-        to_text = np.concatenate([np.append(np.array([-1]), where) for _, where in group])
-
-        def score(reader: Reader, x: Tensor, targets: Tensor, where: Positions, to_text: Ints = to_text) -> TokenScores:
-            places = to_text[where + 1]
-            found = [look(places[a : a + ROWS], reader.logits(x[a : a + ROWS])) for a in range(0, len(where), ROWS)]
-            return TokenScores(*(torch.cat(kind, 1) for kind in zip(*found, strict=True)))
-
-        with one_thread(torch.device(device).type == "cpu"):  # small products: a second thread waits more than it works
-            score_streams(reader, [ids for ids, _ in group], device, score)
-    return Both(network, counts, confidence, nats, rank)
+        yield group
 
 
 def _true(model: CountModel, laid: Laid) -> Floats:
@@ -203,11 +219,6 @@ def mixture_cells(both: Both, laid: Laid, edges: Sequence[float]) -> tuple[Ints,
     return laid.text.client[chosen], bucket * BINS + binned(ratio)
 
 
-def scores_of(text: Texts, names: Sequence[str], nats: Floats, rank: Ints) -> dict[str, Score]:
-    """Return every client's score."""
-    out = {}
-    bounds = np.searchsorted(text.client, np.arange(len(names) + 1))
-    for name, a, b in zip(names, bounds[:-1], bounds[1:], strict=True):
-        chosen = np.flatnonzero(text.predicted[a:b]) + a
-        out[name] = score_of(text.tokens[chosen], nats[chosen], rank[chosen])
-    return out
+def score_text(text: Texts, nats: Floats, rank: Ints) -> Score:
+    """Return the score of all predicted tokens."""
+    return score_of(text.tokens[text.predicted], nats[text.predicted], rank[text.predicted])
