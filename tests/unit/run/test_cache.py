@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ words = st.lists(st.integers(3, 9), max_size=25)
 def by_hand(history, tokens):
     """Yield p_cache before each token but the first, and whether a pair took part: the equations, one by one."""
     events = [(None if n == 0 else history[n - 1], word) for n, word in enumerate(history)]
-    for before, word in zip(tokens, tokens[1:], strict=False):
+    for before, word in pairwise(tokens):
         u, b = Counter(), Counter()
         for age, (earlier, follower) in enumerate(reversed(events), 1):
             u[follower] += DECAY**age
