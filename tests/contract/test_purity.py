@@ -22,7 +22,7 @@ CRYPTOGRAPHY = (
 )  # fmt: skip # of keyfed.private.secagg
 SECURE = (
     "sums/codec", "sums/secure_round", "sums/masked", "sums/noised", "task", "client",
-    "device_store", "messages", "transport", "server", "sums", "promise",
+    "device_store", "messages", "transport", "server", "sums", "promise", "pages",
 )  # fmt: skip # the parts of keyfed.engine and keyfed.wire that know secure sums or noise
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 
@@ -189,8 +189,9 @@ def test_flower_is_known_to_its_own_files_and_deployment_to_the_command_line_onl
                 own = flower or "contenders" in inside.name
                 assert own, f"{path} imports {module}"
             if module.startswith("keyfed.deploy"):
-                commands = ("cli/federation.py", "cli/train.py", "keyboard/lan.py")  # the page's own certificate
-                outer = inside.parts[0] == "deploy" or inside.as_posix() in (*commands, "wire/flower/gate.py")
+                commands = ("cli/federation.py", "cli/server.py", "cli/train.py")
+                pages = ("keyboard/lan.py", "keyboard/endpoint.py")  # a certificate of its own; the server of pages
+                outer = inside.parts[0] == "deploy" or inside.as_posix() in (*commands, *pages, "wire/flower/gate.py")
                 assert outer, f"{path} imports {module}"
 
 

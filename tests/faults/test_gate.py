@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime
-import selectors
 from types import SimpleNamespace
 
 import httptools
@@ -44,32 +43,11 @@ from keyfed.wire.flower.gate import (
 from keyfed.wire.roster import Enrolled, Roster, key_sum
 from tests.examples import examples
 
+from .jumping import play
+
 PATH = "/v1/fleet/push-object"
 FAR, HERE = "203.0.113.9", "203.0.113.1"
 NOW = datetime.datetime(2026, 11, 16, 12, 0, tzinfo=datetime.UTC)
-
-
-class Jumping(selectors.DefaultSelector):
-    """Instead of waiting for the next timer, set the clock to it."""
-
-    clock = 0.0
-
-    def select(self, timeout=None):
-        if timeout is None:
-            raise RuntimeError("nothing can happen any more")
-        self.clock += timeout
-        return super().select(0)
-
-
-def play(main):
-    """Run a coroutine in jumping time; return its result and the seconds that passed."""
-    selector = Jumping()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.clock
-    try:
-        return loop.run_until_complete(main), selector.clock
-    finally:
-        loop.close()
 
 
 class Request:

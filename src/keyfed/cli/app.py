@@ -24,10 +24,11 @@ from keyfed import __version__
 from keyfed.cli.data import data_app, vocab
 from keyfed.cli.doctor import doctor
 from keyfed.cli.experiment import compare, study, tune
-from keyfed.cli.federation import client, enroll, server, up
+from keyfed.cli.federation import client, up
 from keyfed.cli.keyboard import export, keyboard, suggest
 from keyfed.cli.options import JsonOption, RunArgument, complain, explain, print_json, say
 from keyfed.cli.privacy import privacy_app
+from keyfed.cli.server import enroll, server
 from keyfed.cli.train import counts, pretrain, train
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice

@@ -1,4 +1,4 @@
-"""`keyfed up`, `keyfed server`, `keyfed enroll` and `keyfed client`: a federation of real machines."""
+"""`keyfed up` and `keyfed client`: a federation on one machine, and one's own place in one of real machines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shlex
 import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +30,6 @@ from keyfed.errors import ConfigError, DeployError, KeyfedError
 if TYPE_CHECKING:
     from keyfed.deploy.homes import ClientHome, Settings
     from keyfed.deploy.supernode import Client
-    from keyfed.wire.roster import Roster
 
 QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
 
@@ -121,150 +119,10 @@ def _empty(home: Path) -> Path:
     return private_folder(home).absolute()
 
 
-ServerHomeOption = Annotated[
-    Path | None, typer.Option("--home", help="The server's folder; else KEYFED_SERVER_HOME or ~/.keyfed/server.")
-]
 ClientHomeOption = Annotated[
     Path | None, typer.Option("--home", help="The client's folder; else KEYFED_CLIENT_HOME or ~/.keyfed/client.")
 ]
-PORT = 9092
 PREVIEW = 3  # lines
-
-
-def server(
-    home: ServerHomeOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; open it in the firewall.", min=1, max=65535)] = PORT,
-    make_certificates: Annotated[
-        bool, typer.Option("--make-certificates", help="First make an authority (once) and a server certificate.")
-    ] = False,
-    name: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name or address that clients will use, for the certificate.  [repeatable]"),
-    ] = None,
-) -> None:
-    """Run the server of a federation until Ctrl-C: clients connect to it, runs are submitted to it.
-
-    Its folder holds the certificates, the roster of enrolled clients and a database, so that it can be stopped and
-    started again. TLS and node keys are always on. Clients come in over the network; enrolling them and submitting
-    runs is done on this machine only.
-
-      keyfed server --make-certificates --host 0.0.0.0 --name fl.example.org
-
-      keyfed enroll enrol-anna.json
-
-      keyfed train fedavg --federation 127.0.0.1:9092 --vocab vocab.json
-    """
-    from keyfed.wire.flower.commands import need_flower
-
-    need_flower()
-    from keyfed.deploy.certificates import make_certificates as make
-    from keyfed.deploy.enrolment import act_on_wishes
-    from keyfed.deploy.homes import ServerHome, default_server_home
-    from keyfed.deploy.superlink import serve
-
-    place = ServerHome((home or default_server_home()).absolute())
-    if make_certificates:
-        names = [*(name or []), *([host] if host not in ("0.0.0.0", "::") else [])]
-        make(place.path, names)
-        say(f"made an authority and a certificate in {place.path}; clients need {place.ca}")
-    elif name:
-        raise ConfigError("--name goes with --make-certificates: it is written into the certificate")
-
-    serve(
-        place,
-        host,
-        port,
-        started=lambda address: _next_steps(place.path, address, host, port),
-        tend=lambda: [f"{gone} has left; its key is forgotten" for gone in act_on_wishes(place)],
-        say=say,
-    )
-
-
-def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
-    shown = f"[{host}]" if ":" in host else host
-    outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else shown
-    from keyfed.deploy.homes import default_server_home
-
-    usual = home == default_server_home().absolute()
-    where = "" if usual else f" --home {shlex.quote(str(home))}"
-    federation = address if usual else shlex.quote(str(home))  # its certificate lies there
-    return [
-        f"listening on {shown}:{port}, TLS and node keys on; Ctrl-C ends it",
-        f"1. give {home / 'ca.crt'} to your clients; each starts: "
-        f"keyfed client --data TEXT --server {outside}:{port} --ca ca.crt",
-        f"2. take in the enrol-NAME.json that each of them sends you: keyfed enroll enrol-NAME.json{where}",
-        f"3. train: keyfed train fedavg --federation {federation} --vocab vocab.json",
-    ]
-
-
-def enroll(
-    file: Annotated[Path | None, typer.Argument(help="A client's enrol-NAME.json; - reads it from stdin.")] = None,
-    forget: Annotated[str | None, typer.Option(metavar="NAME", help="Send a client away: its key is revoked.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List who is enrolled.")] = False,
-    home: ServerHomeOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Take a client into the federation, on the server's machine while the server runs.
-
-    The file holds public keys only. Make sure that it comes from the person it names: an enrolled client takes part in
-    every run. One key can be enrolled under one name.
-
-      keyfed enroll enrol-anna.json
-
-      keyfed enroll --list
-
-      keyfed enroll --forget anna
-    """
-    from keyfed.wire.flower.commands import need_flower
-
-    need_flower()
-    from keyfed.deploy.enrolment import enrol, read_enrolment
-    from keyfed.deploy.enrolment import forget as send_away
-    from keyfed.deploy.homes import ServerHome, default_server_home
-    from keyfed.wire.roster import Roster
-
-    place = ServerHome((home or default_server_home()).absolute())
-    if sum((file is not None, forget is not None, listing)) != 1:
-        raise ConfigError("give one of: a client's enrol-NAME.json, --forget NAME, --list")
-    if file is not None:
-        data = sys.stdin.buffer.read(1 << 20) if str(file) == "-" else _bytes(file)
-        enrolment = read_enrolment(data, str(file))
-        enrol(place, [enrolment])
-        said = {"enrolled": enrolment.name}
-    elif forget is not None:
-        send_away(place, forget)
-        said = {"forgotten": forget}
-    else:
-        _list(Roster(place.roster), as_json)
-        return
-    if as_json:
-        print_json(said)
-    else:
-        typer.echo("; ".join(f"{what}: {who}" for what, who in said.items()))
-
-
-def _list(roster: Roster, as_json: bool) -> None:
-    from keyfed.run.console import plural, print_table
-    from keyfed.wire.roster import roster_hash
-
-    if as_json:
-        print_json({name: asdict(entry) for name, entry in roster.entries.items()})
-        return
-    rows = [["name", "enrolled", "identity", "state"]]
-    for who, entry in sorted(roster.entries.items()):
-        rows.append([who, entry.enrolled, entry.identity[:16], "revoked" if entry.revoked else "enrolled"])
-    print_table(rows)
-    marks = roster.marks()
-    typer.echo(f"roster {roster_hash(marks)} ({plural(len(marks), 'client')}); clients see it with --status")
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as f:
-            return f.read(1 << 20)
-    except OSError as e:
-        raise ConfigError(f"{path}: {e.strerror or e}") from None
 
 
 def client(

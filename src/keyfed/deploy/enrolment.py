@@ -24,6 +24,7 @@ from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.flower.commands import CONNECTION, environment
 from keyfed.wire.flower.commands import NODES as LIST_NODES
 from keyfed.wire.flower.gate import LEAVE as LEAVE_PATH
+from keyfed.wire.pages import is_page
 from keyfed.wire.roster import Enrolled, Roster, key_sum
 
 FORMAT = "keyfed-enrol-1"
@@ -65,12 +66,12 @@ def read_enrolment(data: bytes, where: str = "the enrolment file") -> Enrolment:
     Raises:
       DeployError: it is too large, not one, altered, or its keys are not what they must be.
     """
-    document = _object(data, where)
+    document = read_object(data, where)
     if document.get("format") != FORMAT:
         raise DeployError(f"{where} is not an enrolment file (`keyfed client` writes enrol-NAME.json)")
     if set(document) != {"format", "name", "node", "identity", "signature"}:
         raise DeployError(f"{where} has other fields than an enrolment file")
-    identity = _verify(document, where)
+    identity = verify_document(document, where)
     if not isinstance(document["name"], str) or not isinstance(document["node"], str):
         raise DeployError(f"{where}: name and node are texts")
     found = Enrolment(check_name(document["name"]), document["node"], identity)
@@ -95,7 +96,7 @@ def enrol(
         roster = Roster(home.roster)
         enrolled: dict[str, Enrolled] = {}
         for one in given:
-            _refuse_known({**roster.entries, **enrolled}, one)
+            refuse_known({**roster.entries, **enrolled}, one.name, one.identity, one.node_sum)
             enrolled[one.name] = Enrolled(one.identity.hex(), one.node_sum, when)
         nodes = _register(home, given, run or flwr(home))
         _write_nodes(home, {**read_nodes(home), **nodes})
@@ -108,16 +109,18 @@ def one_at_a_time(home: ServerHome) -> AbstractContextManager[None]:
     return locked(home.path / "roster.lock")
 
 
-def _refuse_known(entries: Mapping[str, Enrolled], given: Enrolment) -> None:
-    for name, entry in entries.items():
-        same = name == given.name
+def refuse_known(entries: Mapping[str, Enrolled], name: str, identity: bytes, node_key: str) -> None:
+    """Raise DeployError for a name or a key that somebody else has, or that was sent away."""
+    for other, entry in entries.items():
+        same = other == name
         if same and not entry.revoked:
             raise DeployError(f'"{name}" is enrolled already; `keyfed enroll --forget {name}` first')
-        if entry.node_key == given.node_sum:
-            why = "was sent away; it needs a new --home" if entry.revoked else f'is enrolled as "{name}"'
-            raise DeployError(f"the node key of {given.name} {why}: one key, one name")
-        if not same and entry.identity == given.identity.hex():
-            raise DeployError(f'the identity of {given.name} is enrolled as "{name}": one key, one name')
+        if entry.node_key == node_key:
+            anew = "new keys" if is_page(entry) else "a new --home"
+            why = f"was sent away; it needs {anew}" if entry.revoked else f'is enrolled as "{other}"'
+            raise DeployError(f"the node key of {name} {why}: one key, one name")
+        if not same and entry.identity == identity.hex():
+            raise DeployError(f'the identity of {name} is enrolled as "{other}": one key, one name')
 
 
 def forget(home: ServerHome, name: str, run: Command | None = None, *, identity: str | None = None) -> None:
@@ -140,34 +143,49 @@ def forget(home: ServerHome, name: str, run: Command | None = None, *, identity:
             _write_nodes(home, nodes)
 
 
+def enrolled_in(home: ServerHome) -> dict[str, Enrolled]:
+    """Return everybody who may take part, by name."""
+    return {name: entry for name, entry in Roster(home.roster).entries.items() if not entry.revoked}
+
+
 def names_by_key(home: ServerHome) -> dict[str, str]:
     """Return the names of enrolled clients by the sum of their node keys."""
-    return {entry.node_key: name for name, entry in Roster(home.roster).entries.items() if not entry.revoked}
+    return {entry.node_key: name for name, entry in enrolled_in(home).items()}
 
 
 class KnownKeys:
-    """The names of enrolled clients by the sum of their node keys; the roster is parsed again only when it changes."""
+    """The enrolled clients, by name and by the sum of their node keys; parsed again only when the roster changes."""
 
     def __init__(self, home: ServerHome) -> None:
         self._home = home
         self._state: tuple[int, ...] | None = ()
+        self._entries: Mapping[str, Enrolled] = {}
         self._names: Mapping[str, str] = {}
 
     def __call__(self) -> Mapping[str, str]:
-        """Return the names.
+        """Return the names by the sums of the node keys.
 
         Raises:
           RunError: the roster cannot be read.
         """
+        self._look()
+        return self._names
+
+    def page(self, name: str) -> bytes | None:
+        """Return the identity of an enrolled page; None for every other name."""
+        self._look()
+        entry = self._entries.get(name)
+        return bytes.fromhex(entry.identity) if entry is not None and is_page(entry) else None
+
+    def _look(self) -> None:
         try:
             found = self._home.roster.stat()
             state: tuple[int, ...] | None = (found.st_mtime_ns, found.st_size, found.st_ino)
         except FileNotFoundError:
             state = None
         if state != self._state:  # looked at first: what changes in between is read again
-            self._names = names_by_key(self._home)
+            self._names, self._entries = names_by_key(self._home), enrolled_in(self._home)
             self._state = state
-        return self._names
 
 
 def read_nodes(home: ServerHome) -> dict[str, int]:
@@ -191,10 +209,10 @@ def leave_statement(home: ClientHome) -> bytes:
 
 def read_leave(data: bytes, roster: Roster) -> str:
     """Return the name of the enrolled client that wishes to be forgotten; its own identity must have signed."""
-    document = _object(data, "the wish to leave")
+    document = read_object(data, "the wish to leave")
     name = document.get("name")
     entry = roster.get(name) if isinstance(name, str) and document.get("format") == LEAVE else None
-    if entry is None or _verify(document, "the wish to leave").hex() != entry.identity:
+    if entry is None or verify_document(document, "the wish to leave").hex() != entry.identity:
         raise DeployError("the wish to leave is not from an enrolled client")
     return str(name)
 
@@ -269,7 +287,8 @@ def _node_bytes(node: str) -> bytes:
     return key.public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
 
 
-def _object(data: bytes, where: str) -> dict[str, Any]:
+def read_object(data: bytes, where: str) -> dict[str, Any]:
+    """Read what a client sends in JSON: a short object."""
     if len(data) > FILE_CAP:
         raise DeployError(f"{where} has {len(data):,} bytes; at most {FILE_CAP:,} are read")
     try:
@@ -296,7 +315,7 @@ def _signed(document: Mapping[str, Any]) -> bytes:
     return json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _verify(document: Mapping[str, Any], where: str) -> bytes:
+def verify_document(document: Mapping[str, Any], where: str) -> bytes:
     """Return the identity that signed a document."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ed25519

@@ -64,6 +64,10 @@ class Processes:
         """Whether a process that was started here still runs."""
         return name in self._running and self._running[name].poll() is None
 
+    def ended(self) -> list[str]:
+        """Return the processes that were started here and have ended by themselves."""
+        return [name for name in self._running if not self.alive(name)]
+
     def log_tail(self, name: str, size: int = LOG_TAIL) -> str:
         """Return the end of what a process wrote."""
         return tail(self._home / "logs" / f"{name}.log", size)

@@ -33,6 +33,7 @@ from keyfed.errors import DeployError, KeyfedError
 from keyfed.files import BROKEN, parse_json, write_atomically
 from keyfed.run.console import plural
 from keyfed.wire.flower.commands import CONNECTION, environment, need_flower
+from keyfed.wire.joined import WEB_SOCKET, Joined, WebTransport
 from keyfed.wire.roster import Roster, key_sum
 
 if TYPE_CHECKING:
@@ -322,7 +323,8 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     told = json.loads((folder / RUN).read_text("utf-8"))
     vocab = Vocab.from_json((folder / VOCAB).read_text("utf-8"))
     known = KnownKeys(home)
-    transport = FlowerTransport(GridMailbox(grid), lambda key: known().get(key_sum(key)), run)
+    nodes = FlowerTransport(GridMailbox(grid), lambda key: known().get(key_sum(key)), run)
+    transport = Joined(nodes, WebTransport(home.path / WEB_SOCKET), lambda name: known.page(name) is not None)
     wanted = min(int(told["clients"]), len(known()))
     wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
     config = config_from(told["config"], RUN)

@@ -102,11 +102,13 @@ def serve(
     started: Callable[[str], Iterable[str]],
     tend: Callable[[], Iterable[str]],
     say: Callable[[str], None],
+    more: Callable[[Processes], Iterable[str]] = lambda processes: (),
 ) -> None:
     """Run the SuperLink of a home until a signal ends it; once a day, say how long its certificate still holds.
 
     Args:
       started: what to say once it answers, from its address.
+      more: starts what else belongs to the server; what it returns is said.
       tend: called twice a second; what it returns is said.
 
     Raises:
@@ -116,15 +118,18 @@ def serve(
     with only_one(home.path), stop_at_signals(), Processes(home.path) as processes:
         for line in started(start_superlink(processes, home, host, port)):
             say(line)
+        for line in more(processes):
+            say(line)
         checked = time.monotonic()
-        while processes.alive(NAME):
+        while not (ended := processes.ended()):
             for line in tend():
                 say(line)
             if time.monotonic() - checked > DAY_SECONDS:
                 checked = time.monotonic()
                 _say_certificate(home, say)
             time.sleep(TEND_SECONDS)
-        raise DeployError(f"the SuperLink has ended; the end of its log:\n{processes.log_tail(NAME, 600)}")
+        what = "the SuperLink" if ended[0] == NAME else f'the server\'s process "{ended[0]}"'
+        raise DeployError(f"{what} has ended; the end of its log:\n{processes.log_tail(ended[0], 600)}")
 
 
 def _say_certificate(home: ServerHome, say: Callable[[str], None]) -> None:

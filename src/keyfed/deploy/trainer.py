@@ -7,7 +7,6 @@ question at a time, over a socket that only the home's owner can open. It holds 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -24,8 +23,7 @@ from keyfed.deploy.processes import die_with, locked
 from keyfed.errors import DeployError, KeyfedError, cut, described
 from keyfed.files import write_atomically
 from keyfed.run.console import plural
-from keyfed.system import local_socket
-from keyfed.wire.frames import SOCKET, FrameError, reachable, read_frame, write_frame
+from keyfed.wire.frames import SOCKET, FrameError, listening, read_frame, write_frame
 
 if TYPE_CHECKING:
     from keyfed.wire.client import ClientSession, Learner
@@ -87,28 +85,6 @@ def alone(home: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def listening(home: Path) -> Iterator[socket.socket]:
-    """Listen on the home's socket, which only its owner may open."""
-    path, fresh = home / SOCKET, home / f".{SOCKET}.new"
-    for old in (path, fresh):
-        old.unlink(missing_ok=True)  # of a process that was killed: the lock is ours
-    with local_socket() as server:
-        before = os.umask(0o177)
-        try:
-            with reachable(fresh) as name:
-                server.bind(name)
-        finally:
-            os.umask(before)
-        server.listen(4)
-        fresh.replace(path)  # whoever sees the socket can connect to it
-        server.settimeout(RETENTION_SECONDS)
-        try:
-            yield server
-        finally:
-            path.unlink(missing_ok=True)
-
-
 def serve(home: Path, handle: Handle, idle: Callable[[], None] = lambda: None) -> None:
     """Answer questions one after another until the process is told to end.
 
@@ -116,7 +92,8 @@ def serve(home: Path, handle: Handle, idle: Callable[[], None] = lambda: None) -
       handle: the session's.
       idle: called now and then between questions.
     """
-    with alone(home), listening(home) as server:
+    with alone(home), listening(home / SOCKET) as server:  # the lock is ours: what lies there is of a killed process
+        server.settimeout(RETENTION_SECONDS)
         while True:
             idle()
             try:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
@@ -24,6 +22,7 @@ from keyfed.errors import ConfigError, DeployError
 from keyfed.files import write_atomically
 from keyfed.text.corpus import Author, Corpus
 from keyfed.wire.flower.commands import need_flower, write_connection
+from keyfed.wire.joined import aside
 from keyfed.wire.roster import Roster, mark_of, roster_hash
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from keyfed.run.console import Listener
     from keyfed.run.recipe import Setting
 
-T = TypeVar("T")
 CONNECT_SECONDS, WAIT_SECONDS = 120.0, 60.0
 ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
 TEXT = "text"
@@ -139,20 +137,6 @@ def _trust(server: ServerHome, given: Sequence[Enrolment], clients: Sequence[Cli
     for one in clients:
         settings = one.home.settings()
         one.home.write(replace(settings, limits=replace(settings.limits, roster=trusted)))
-
-
-def aside(work: Callable[[], T]) -> Future[T]:
-    """Do something beside; Ctrl-C does not wait for it, as it would for an executor's thread."""
-    future: Future[T] = Future()
-
-    def do() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as e:
-            future.set_exception(e)
-
-    threading.Thread(target=do, name="aside", daemon=True).start()
-    return future
 
 
 def up(

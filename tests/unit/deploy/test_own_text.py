@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from keyfed.cli import federation
+from keyfed.cli import server as commands
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.homes import ClientHome, open_home
 from keyfed.deploy.supernode import Client
@@ -80,11 +80,11 @@ def test_hints_name_a_home_that_is_not_the_usual_one(keyfed, tmp_path, monkeypat
     monkeypatch.setenv("KEYFED_CLIENT_HOME", str(home.path))
     assert keyfed("client", "--pause")[1] == "paused; go on with: keyfed client --resume\n"
     place = tmp_path / "my server"
-    steps = federation._next_steps(place, "127.0.0.1:9092", "127.0.0.1", 9092)
+    steps = commands._next_steps(place, "127.0.0.1:9092", "127.0.0.1", 9092)
     assert any(line.endswith(f"enrol-NAME.json --home {shlex.quote(str(place))}") for line in steps)
     assert any(f"--federation {shlex.quote(str(place))} --vocab" in line for line in steps)
     monkeypatch.setenv("KEYFED_SERVER_HOME", str(place))
-    steps = federation._next_steps(place, "127.0.0.1:9092", "127.0.0.1", 9092)
+    steps = commands._next_steps(place, "127.0.0.1:9092", "127.0.0.1", 9092)
     assert any(line.endswith("enrol-NAME.json") for line in steps)
     assert any("--federation 127.0.0.1:9092 --vocab" in line for line in steps)
 

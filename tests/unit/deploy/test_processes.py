@@ -25,8 +25,8 @@ from keyfed.deploy.processes import (
     unbroken,
     wait_until,
 )
-from keyfed.deploy.up import aside
 from keyfed.errors import DeployError
+from keyfed.wire.joined import aside
 
 # A process that ignores SIGTERM, with a child in a session of its own that ignores it too.
 STUBBORN = """
@@ -152,7 +152,7 @@ def test_what_is_done_aside_hands_over_its_result_or_its_error_and_keeps_nobody_
 
     with pytest.raises(DeployError, match="no text"):
         aside(fails).result(5)
-    code = "import time; from keyfed.deploy.up import aside; aside(lambda: time.sleep(600)); raise SystemExit(130)"
+    code = "import time; from keyfed.wire.joined import aside; aside(lambda: time.sleep(600)); raise SystemExit(130)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 130
 
 

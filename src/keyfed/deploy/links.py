@@ -1,0 +1,199 @@
+"""Enrolment of pages by one-time links.
+
+The operator makes a link; its token stands behind the "#", which browsers do not send, so it is in no request line and
+no log. The page makes its identity, and sends the token once with its public key. Here the SHA-256 of a token is kept,
+until when it holds, and for which name; it is spent before the page is enrolled, so that it serves one page.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+from keyfed.deploy.enrolment import forget, one_at_a_time, read_object, refuse_known, verify_document
+from keyfed.deploy.homes import ServerHome, check_name
+from keyfed.errors import ConfigError, DeployError, RunError
+from keyfed.files import BROKEN, read_json, write_atomically
+from keyfed.wire.pages import Declined, is_hex, page_key
+from keyfed.wire.roster import Enrolled, Roster, roster_hash
+
+FORMAT = "keyfed-web-enrol-1"
+LINKS = "links.json"
+WEB_ADDRESS = "web.json"
+TOKEN_BYTES, TOKEN_CHARACTERS = 32, 43
+MOST_LINKS, MOST_HOURS = 10_000, 24 * 366.0
+FIELDS = {"format", "token", "name", "identity", "signature"}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What is kept of a link.
+
+    Attributes:
+      expires: in seconds since 1970.
+      name: that its page gets; None where the page chooses.
+      used: the name of the page that was enrolled with it; None while it is open.
+    """
+
+    expires: float
+    name: str | None = None
+    used: str | None = None
+
+    def open(self, now: float) -> bool:
+        """Whether a page can be enrolled with it."""
+        return self.used is None and now < self.expires
+
+
+def read_links(home: ServerHome) -> dict[str, Link]:
+    """Return the links of a server by the SHA-256 of their tokens."""
+    try:
+        links = {str(digest): Link(**link) for digest, link in read_json(home.path / LINKS).items()}
+        if not all(isinstance(one.expires, int | float) and is_hex(digest, 64) for digest, one in links.items()):
+            raise ValueError("a link without a time or a sum")
+        return links
+    except FileNotFoundError:
+        return {}
+    except (OSError, *BROKEN) as e:
+        raise RunError(f"{home.path / LINKS} cannot be read ({e}); delete it: open links end with it") from None
+
+
+def _write(home: ServerHome, links: Mapping[str, Link]) -> None:
+    write_atomically(home.path / LINKS, json.dumps({d: asdict(one) for d, one in links.items()}, indent=1).encode())
+
+
+def make_links(
+    home: ServerHome, count: int = 1, hours: float = 24.0, name: str | None = None, now: float | None = None
+) -> list[str]:
+    """Make links and return their tokens; those that have expired are forgotten.
+
+    Raises:
+      ConfigError: a name for several pages, or one that is taken.
+    """
+    now = time.time() if now is None else now
+    if name is not None and count != 1:
+        raise ConfigError("--name is for one link; leave it out, and each page gets a name of its own")
+    if not 0 < hours <= MOST_HOURS:
+        raise ConfigError(f"--hours is {hours:g}; expected more than 0, at most {MOST_HOURS:g}")
+    tokens = [base64.urlsafe_b64encode(secrets.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode() for _ in range(count)]
+    with one_at_a_time(home):
+        if name is not None:
+            _refuse_taken(Roster(home.roster), check_name(name))
+        links = {digest: one for digest, one in read_links(home).items() if one.open(now)}
+        if len(links) + count > MOST_LINKS:
+            raise ConfigError(f"{len(links):,} links are open; at most {MOST_LINKS:,} are kept")
+        _write(home, links | {digest_of(token): Link(now + 3600 * hours, name) for token in tokens})
+    return tokens
+
+
+def digest_of(token: str) -> str:
+    """Return what is kept of a token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def is_enrolling(home: ServerHome, now: float | None = None) -> bool:
+    """Whether a link is open."""
+    now = time.time() if now is None else now
+    return any(link.open(now) for link in read_links(home).values())
+
+
+def enrol_page(home: ServerHome, data: bytes, now: float | None = None) -> dict[str, str]:
+    """Enrol the page that sends this document; return its name and the hash of the roster.
+
+    Raises:
+      Declined: the document is none, its link is not open, or its name or keys cannot be had.
+    """
+    now = time.time() if now is None else now
+    try:
+        document = read_object(data, "the request to enrol")
+        identity = verify_document(document, "the request to enrol")
+    except DeployError as e:
+        raise Declined(400, "malformed", str(e)) from None
+    token, wanted = document.get("token"), document.get("name")
+    if document.get("format") != FORMAT or set(document) != FIELDS or not isinstance(wanted, str):
+        raise Declined(400, "malformed", f"not a request to enrol of the format {FORMAT}; load the page again")
+    if not isinstance(token, str) or len(token) != TOKEN_CHARACTERS:
+        raise Declined(403, "link", "this is not a link of this server; ask for a new one")
+    with one_at_a_time(home):
+        links, digest = read_links(home), digest_of(token)
+        found = next((kept for kept in links if hmac.compare_digest(kept, digest)), None)
+        if found is None:
+            raise Declined(403, "link", "this is not a link of this server, or it has expired; ask for a new one")
+        link = links[found]
+        if link.used is not None:
+            raise Declined(403, "link", "this link was used already; each is for one device: ask for a new one")
+        if not link.open(now):
+            raise Declined(403, "link", "this link has expired; ask for a new one")
+        roster = Roster(home.roster)
+        name = _name_for(link, wanted, roster, identity)
+        _write(home, links | {found: replace(link, used=name)})  # first: what breaks off here costs a link
+        when = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat(timespec="seconds")
+        roster.write({name: Enrolled(identity.hex(), page_key(identity), when)})
+        return {"name": name, "roster": roster_hash(roster.marks())}
+
+
+def _name_for(link: Link, wanted: str, roster: Roster, identity: bytes) -> str:
+    """Return the name of a page: the link's, whatever the page wants, else the page's own, else a drawn one."""
+    name = link.name or wanted or f"page-{secrets.token_hex(4)}"
+    try:
+        check_name(name)
+        _refuse_taken(roster, name)
+        refuse_known(roster.entries, name, identity, page_key(identity))
+    except (ConfigError, DeployError) as e:
+        raise Declined(409, "name", str(e)) from None
+    return name
+
+
+def _refuse_taken(roster: Roster, name: str) -> None:
+    entry = roster.get(name)
+    if entry is not None and not entry.revoked:
+        raise ConfigError(f'the name "{name}" is taken; choose another')
+
+
+def page_leaves(home: ServerHome, name: str, identity: bytes) -> None:
+    """Forget a page that has signed that it leaves."""
+    forget(home, name, identity=identity.hex())
+
+
+def link_of(address: str, token: str, origin: str | None = None) -> str:
+    """Return the link of a token.
+
+    Args:
+      address: of the server, https://HOST:PORT.
+      origin: where the page is installed, where that is not the server.
+
+    Example:
+      >>> link_of("https://fl.example.org:9443", "abc", "https://keys.example.net")
+      'https://keys.example.net/#join=abc&server=https://fl.example.org:9443'
+    """
+    if origin is None:
+        return f"{address}/#join={token}"
+    server = quote(address, safe=":/[]")
+    return f"{origin.rstrip('/')}/#join={token}&server={server}"
+
+
+def web_address(home: ServerHome) -> dict[str, Any]:
+    """Return where the pages of a server are: its address, and the origin of the page where that is another.
+
+    Raises:
+      DeployError: the server was not started with --web.
+    """
+    try:
+        found = read_json(home.path / WEB_ADDRESS)
+        if not isinstance(found["address"], str) or not isinstance(found.get("origin"), str | None):
+            raise ValueError("an address that is not a text")
+        return dict(found)
+    except FileNotFoundError:
+        raise DeployError(
+            f"{home.path}: no page can join, as the server runs without --web; start it: keyfed server --web PORT"
+        ) from None
+    except (OSError, *BROKEN) as e:
+        raise DeployError(f"{home.path / WEB_ADDRESS} cannot be read: {e}; start the server again") from None
