@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from keyfed.deploy.homes import ServerHome
 from keyfed.deploy.web import Endpoint, Page, check_origin, check_web
 from keyfed.errors import ConfigError
-from keyfed.wire.pages import AWAY_SECONDS, MOST_PROOFS, Declined, Mailboxes, Proofs, page_key, request_text
-from keyfed.wire.roster import Enrolled, Roster
+from keyfed.wire.pages import AWAY_SECONDS, MOST_PROOFS, Declined, Mailboxes, Proofs, request_text
+from keyfed.wire.roster import Enrolled, Roster, page_key
 from keyfed.wire.transport import Lost
 from tests.examples import examples
 

@@ -15,8 +15,7 @@ from keyfed.keyboard.endpoint import MODULE
 from keyfed.run.loop import train
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire.joined import WEB_SOCKET, Joined, WebTransport
-from keyfed.wire.pages import is_page
-from keyfed.wire.roster import Roster
+from keyfed.wire.roster import Roster, is_page
 from tests.faults.deployed import QUICK, federation, last_model, session, small_config, vocabulary, write_texts
 
 from .stand_in import Caller, StandIn

@@ -161,7 +161,7 @@ def enroll(
     every run. One key can be enrolled under one name.
 
     A browser joins by a link of --link instead (`keyfed server --web`). Each link is good for one browser. Give it to
-    one person, as you would a key: whoever opens it first is enrolled.
+    one person, as you would a key: the browser that opens it first is enrolled.
 
       keyfed enroll enrol-anna.json
 
@@ -209,7 +209,7 @@ def _links(place: ServerHome, name: str | None, count: int, hours: float, as_jso
     from keyfed.keyboard.lan import drawn
 
     pages = web_address(place)
-    links = [link_of(pages["address"], token, pages["origin"]) for token in make_links(place, count, hours, name)]
+    links = [link_of(pages.address, token, pages.origin) for token in make_links(place, count, hours, name)]
     if as_json:
         print_json({"links": links, "hours": hours})
         return
@@ -223,8 +223,7 @@ def _links(place: ServerHome, name: str | None, count: int, hours: float, as_jso
 
 def _list(roster: Roster, as_json: bool) -> None:
     from keyfed.run.console import plural, print_table
-    from keyfed.wire.pages import is_page
-    from keyfed.wire.roster import roster_hash
+    from keyfed.wire.roster import is_page, roster_hash
 
     if as_json:
         print_json({name: asdict(entry) for name, entry in roster.entries.items()})

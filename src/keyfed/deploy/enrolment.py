@@ -24,8 +24,7 @@ from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.flower.commands import CONNECTION, environment
 from keyfed.wire.flower.commands import NODES as LIST_NODES
 from keyfed.wire.flower.gate import LEAVE as LEAVE_PATH
-from keyfed.wire.pages import is_page
-from keyfed.wire.roster import Enrolled, Roster, key_sum
+from keyfed.wire.roster import Enrolled, Roster, is_page, key_sum
 
 FORMAT = "keyfed-enrol-1"
 LEAVE = "keyfed-leave-1"

@@ -16,15 +16,14 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 from urllib.parse import quote
 
 from keyfed.deploy.enrolment import forget, one_at_a_time, read_object, refuse_known, verify_document
 from keyfed.deploy.homes import ServerHome, check_name
 from keyfed.errors import ConfigError, DeployError, RunError
 from keyfed.files import BROKEN, read_json, write_atomically
-from keyfed.wire.pages import Declined, is_hex, page_key
-from keyfed.wire.roster import Enrolled, Roster, roster_hash
+from keyfed.wire.pages import Declined
+from keyfed.wire.roster import Enrolled, Roster, is_hex, page_key, roster_hash
 
 FORMAT = "keyfed-web-enrol-1"
 LINKS = "links.json"
@@ -180,17 +179,25 @@ def link_of(address: str, token: str, origin: str | None = None) -> str:
     return f"{origin.rstrip('/')}/#join={token}&server={server}"
 
 
-def web_address(home: ServerHome) -> dict[str, Any]:
-    """Return where the pages of a server are: its address, and the origin of the page where that is another.
+@dataclass(frozen=True, slots=True)
+class WebAddress:
+    """Where the pages of a server are: its address, and the origin of the page where that is another."""
+
+    address: str
+    origin: str | None = None
+
+
+def web_address(home: ServerHome) -> WebAddress:
+    """Return where the pages of a server are.
 
     Raises:
       DeployError: the server was not started with --web.
     """
     try:
-        found = read_json(home.path / WEB_ADDRESS)
-        if not isinstance(found["address"], str) or not isinstance(found.get("origin"), str | None):
+        found = WebAddress(**read_json(home.path / WEB_ADDRESS))
+        if not isinstance(found.address, str) or not isinstance(found.origin, str | None):
             raise ValueError("an address that is not a text")
-        return dict(found)
+        return found
     except FileNotFoundError:
         raise DeployError(
             f"{home.path}: no page can join, as the server runs without --web; start it: keyfed server --web PORT"

@@ -1,7 +1,7 @@
 """The endpoint for pages: HTTPS next to the SuperLink, from the same home and the same roster.
 
-A page that signs a request is known by its headers before a byte of its body is read; everybody else gets the files of
-the page, `about`, and one small request to enrol. Connections are counted from their first packet (`wire.doors`). What
+A page that signs a request is known by its headers, before a byte of its body is read. A stranger gets the files of the
+page, `about`, and one small request to enrol. Connections are counted from their first packet (`wire.doors`). What
 pages send is bounded by the message that it answers, in bytes and in time; nothing is written to the disk but the
 roster. The ServerApp of a run reaches the mailboxes by a socket in the home (`wire.joined`).
 """
@@ -15,14 +15,14 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from keyfed.deploy.certificates import SERVER_CERT, SERVER_KEY, check_certificate, hosts_of
 from keyfed.deploy.enrolment import FILE_CAP, KnownKeys
 from keyfed.deploy.homes import SERVER_VARIABLE, ServerHome
-from keyfed.deploy.links import WEB_ADDRESS, enrol_page, is_enrolling, page_leaves
+from keyfed.deploy.links import WEB_ADDRESS, WebAddress, enrol_page, is_enrolling, page_leaves
 from keyfed.deploy.processes import Processes, free_port, opener, python, wait_until
 from keyfed.errors import ConfigError, DeployError, KeyfedError, cut
 from keyfed.files import write_atomically
@@ -43,7 +43,8 @@ from keyfed.wire.doors import (
 )
 from keyfed.wire.frames import listening
 from keyfed.wire.joined import WEB_SOCKET
-from keyfed.wire.pages import FORMAT, Declined, Mailboxes, Proofs, answer_locally, is_hex, refused_by_page
+from keyfed.wire.pages import FORMAT, Declined, Mailboxes, Proofs, answer_locally, refused_by_page
+from keyfed.wire.roster import is_hex
 from keyfed.wire.transport import Lost
 
 NAME, PREFIX = "web", "/federation/"
@@ -155,9 +156,9 @@ class Endpoint:
         body = await request.body(FILE_CAP, SMALL_SECONDS)
         if body is None:
             return
-        told = await asyncio.to_thread(enrol_page, self._home, body, self._clock())
+        enrolled = await asyncio.to_thread(enrol_page, self._home, body, self._clock())
         self._proven(request.peer)
-        await request.say(told)
+        await request.say(enrolled)
 
     async def _next(self, request: _Request) -> None:
         name = await self._sender(request, EMPTY)
@@ -167,8 +168,8 @@ class Endpoint:
         if letter is None:
             await request.reply(204)
             return
-        told = {"keyfed-kind": letter.kind, "keyfed-id": letter.id, "keyfed-deadline": f"{letter.deadline:.0f}"}
-        await request.reply(200, letter.body, {"content-type": "application/octet-stream", **told})
+        about = {"keyfed-kind": letter.kind, "keyfed-id": letter.id, "keyfed-deadline": f"{letter.deadline:.0f}"}
+        await request.reply(200, letter.body, {"content-type": "application/octet-stream", **about})
 
     async def _answer(self, request: _Request) -> None:
         body_sum = request.headers.get("keyfed-sum", "")
@@ -334,7 +335,7 @@ def start_web(
         said = processes.log_tail(NAME, 600)
         processes.stop(NAME)
         raise DeployError(f"the endpoint for pages did not come up on {address}; the end of logs/{NAME}.log:\n{said}")
-    write_atomically(home.path / WEB_ADDRESS, json.dumps({"address": address, "origin": origin}).encode())
+    write_atomically(home.path / WEB_ADDRESS, json.dumps(asdict(WebAddress(address, origin))).encode())
     return address
 
 

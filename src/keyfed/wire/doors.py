@@ -60,13 +60,13 @@ async def read_body(receive: Receive, headers: Headers, cap: int, seconds: float
     try:
         async with asyncio.timeout(seconds):
             while more:
-                part = await receive()
-                if part["type"] != "http.request":
+                piece = await receive()
+                if piece["type"] != "http.request":
                     return None
-                data += part.get("body", b"")
+                data += piece.get("body", b"")
                 if len(data) > cap:
                     return LARGE
-                more = bool(part.get("more_body"))
+                more = bool(piece.get("more_body"))
     except TimeoutError:
         return SLOW
     return bytes(data)

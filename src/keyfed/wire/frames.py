@@ -33,7 +33,7 @@ PATH_CAP = 100  # bytes of a socket's path; the system allows 104 to 108
 
 
 class FrameError(DeployError):
-    """A frame that is too large, cut short or no frame; or nobody listens."""
+    """A frame that is too large, cut short or no frame; or no process listens."""
 
 
 def write_frame(link: socket.socket, header: Mapping[str, Any], body: bytes | memoryview) -> None:
@@ -125,7 +125,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
         finally:
             os.umask(before)
         server.listen(BACKLOG)
-        fresh.replace(path)  # whoever sees the socket can connect to it
+        fresh.replace(path)  # a client that sees the socket can connect to it
         try:
             yield server
         finally:
@@ -150,7 +150,7 @@ def ask(
       more: strings and numbers of the question's header.
 
     Raises:
-      FrameError: nobody listens, the answer is late or is no frame.
+      FrameError: no process listens, the answer is late or is no frame.
     """
     left = deadline - time.time()
     if left <= 0:

@@ -70,14 +70,14 @@ class WebTransport:
 
     def _sent(self, name: ClientId, post: Post, deadline: float) -> Answer:
         try:
-            told, answer = ask(
+            said, answer = ask(
                 self._socket, "post", bytes(post.body), deadline, who=WHO, grace=GRACE_SECONDS,
                 name=name, message=post.kind, most=post.most,
             )  # fmt: skip
         except FrameError as e:
             return Lost("unreachable", str(e))
-        if "error" in told:
-            return refused_by_page(str(told["error"]), str(told.get("reason", "")))
+        if "error" in said:
+            return refused_by_page(str(said["error"]), str(said.get("reason", "")))
         return answer if len(answer) <= post.most else Lost("too large", f"an answer of {len(answer):,} bytes")
 
 

@@ -15,7 +15,6 @@ Everything here runs in one thread, on one event loop.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
 import time
@@ -27,7 +26,7 @@ from keyfed.errors import DeployError
 from keyfed.federated.types import ClientId, Reason
 from keyfed.private.secagg.keys import is_signature
 from keyfed.wire.frames import FrameError, frame_head, receive_frame
-from keyfed.wire.roster import Enrolled
+from keyfed.wire.roster import is_hex
 from keyfed.wire.transport import Answer, Lost
 
 FORMAT = "keyfed-web-1"
@@ -40,7 +39,6 @@ POLL_SECONDS, AWAY_SECONDS, LOOK_SECONDS = 25.0, 20.0, 1.0
 MOST_READERS = 2  # answers of one page that are read at a time: a broken connection and the next attempt
 MOST_HELD = 1 << 30  # bytes of all messages that wait
 REASONS: tuple[Reason, ...] = get_args(Reason)
-HEX = frozenset("0123456789abcdef")
 
 
 class Declined(DeployError):
@@ -54,26 +52,6 @@ class Declined(DeployError):
     def __init__(self, status: int, error: str, reason: str) -> None:
         super().__init__(reason)
         self.status, self.error = status, error
-
-
-def page_key(identity: bytes) -> str:
-    """Return what a roster has as the node key of a page: no node of Flower's has it."""
-    return hashlib.sha256(b"keyfed-web-1" + identity).hexdigest()
-
-
-def is_page(entry: Enrolled) -> bool:
-    """Whether a client of a roster is a page."""
-    return is_hex(entry.identity, 64) and entry.node_key == page_key(bytes.fromhex(entry.identity))
-
-
-def is_hex(text: object, characters: int) -> bool:
-    """Whether a text is so many lower hexadecimal digits.
-
-    Example:
-      >>> is_hex("0f", 2), is_hex("0F", 2), is_hex("0f", 4)
-      (True, False, False)
-    """
-    return isinstance(text, str) and len(text) == characters and HEX.issuperset(text)
 
 
 def request_text(path: str, name: str, when: int, message: str, body_sum: str) -> bytes:
@@ -102,7 +80,7 @@ class Proofs:
         """Return the name of the page that signed a request.
 
         Raises:
-          Declined: it is unsigned, of nobody who is enrolled, of another time, of another key, or was sent before.
+          Declined: it is unsigned, of no enrolled page, of another time, of another key, or was sent before.
         """
         name, when, signature = _proof(headers.get("authorization", ""))
         identity = self._identity_of(name)
@@ -271,7 +249,7 @@ class Mailboxes:
             box.poll.cancel()
         letter = None if box.letter is None or box.letter.answer.done() else box.letter
         if working and (letter is None or letter.id != working):
-            raise Declined(409, "late", "nobody waits for the answer to this message any more")
+            raise Declined(409, "late", "the answer to this message is not awaited any more")
         if letter is not None and not working:
             letter.fetched, box.poll, box.seen = True, None, _now()
             return letter
@@ -298,11 +276,11 @@ class Mailboxes:
         """Return the message that a page answers.
 
         Raises:
-          Declined: nobody waits for that answer, or too many are being read.
+          Declined: that answer is not awaited, or too many are being read.
         """
         box = self._boxes.get(name)
         if box is None or box.letter is None or box.letter.id != message or box.letter.answer.done():
-            raise Declined(409, "late", "nobody waits for this answer: its time is over, or it has come already")
+            raise Declined(409, "late", "this answer is not awaited: its time is over, or it has come already")
         if box.letter.readers >= MOST_READERS:
             raise Declined(429, "busy", "answers of this page are being read; wait for those")
         return box.letter
@@ -314,7 +292,7 @@ class Mailboxes:
           Declined: it came too late.
         """
         if letter.answer.done() or self._clock() >= letter.deadline:
-            raise Declined(409, "late", "nobody waits for this answer: its time is over, or it has come already")
+            raise Declined(409, "late", "this answer is not awaited: its time is over, or it has come already")
         letter.answer.set_result(answer)
 
 
@@ -338,12 +316,12 @@ async def answer_locally(mailboxes: Mailboxes, reader: asyncio.StreamReader, wri
     """Answer one question of the ServerApp: which pages are there, or a message to one of them."""
     try:
         header, body = await receive_frame(reader)
-        told: dict[str, str] = {}
+        said: dict[str, str] = {}
         if header.get("kind") == "pages":
             data = json.dumps(mailboxes.present()).encode()
         else:
-            told, data = await _posted(mailboxes, header, body)
-        writer.write(frame_head(told, len(data)))
+            said, data = await _posted(mailboxes, header, body)
+        writer.write(frame_head(said, len(data)))
         writer.write(data)
         await writer.drain()
     except (FrameError, OSError):

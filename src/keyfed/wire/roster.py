@@ -15,6 +15,8 @@ from keyfed.files import BROKEN, read_json, write_atomically
 if TYPE_CHECKING:
     from keyfed.federated.types import ClientId
 
+HEX = frozenset("0123456789abcdef")
+
 
 @dataclass(frozen=True, slots=True)
 class Enrolled:
@@ -95,3 +97,23 @@ def roster_hash(marks: Iterable[str]) -> str:
 def key_sum(public_key: bytes) -> str:
     """Return what a roster holds of a node's public key."""
     return hashlib.sha256(public_key).hexdigest()
+
+
+def page_key(identity: bytes) -> str:
+    """Return what a roster has as the node key of a page: no node of Flower's has it."""
+    return hashlib.sha256(b"keyfed-web-1" + identity).hexdigest()
+
+
+def is_page(entry: Enrolled) -> bool:
+    """Whether a client of a roster is a page."""
+    return is_hex(entry.identity, 64) and entry.node_key == page_key(bytes.fromhex(entry.identity))
+
+
+def is_hex(text: object, characters: int) -> bool:
+    """Whether a text is so many lower hexadecimal digits.
+
+    Example:
+      >>> is_hex("0f", 2), is_hex("0F", 2), is_hex("0f", 4)
+      (True, False, False)
+    """
+    return isinstance(text, str) and len(text) == characters and HEX.issuperset(text)

@@ -12,8 +12,8 @@ from keyfed.deploy.enrolment import forget
 from keyfed.deploy.homes import ServerHome
 from keyfed.deploy.links import LINKS, enrol_page, is_enrolling, link_of, make_links, page_leaves, read_links
 from keyfed.errors import ConfigError, DeployError, RunError
-from keyfed.wire.pages import Declined, is_page, page_key
-from keyfed.wire.roster import Enrolled, Roster, roster_hash
+from keyfed.wire.pages import Declined
+from keyfed.wire.roster import Enrolled, Roster, is_page, page_key, roster_hash
 
 NOW = 1_800_000_000.0
 

@@ -6,6 +6,7 @@ import shlex
 
 import pytest
 
+from keyfed.cli import federation
 from keyfed.cli import server as commands
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.homes import ClientHome, open_home
