@@ -348,6 +348,12 @@ def test_what_is_genuine_is_answered_and_the_round_counts_the_page(request, name
     assert "value" in scene.answer("ready", ["train", "upload", "unmask"])  # a fork answers as the page did
 
 
+def test_a_page_that_ended_between_the_two_writes_of_its_account_goes_on(private_run):
+    """The head is one state behind: the upload of round 0 is written down, its number is not."""
+    behind = {"spent head": {"number": 0, "sum": ""}}
+    assert "value" in private_run[0].answer("ready", ["train", "upload", "unmask"], spoil=behind)
+
+
 def test_every_refusal_is_in_the_table_of_the_docs():
     text = (Path(__file__).parents[2] / "docs" / "secure.md").read_text("utf-8")
     missing = [what for what in (*PLAIN, *PRIVATE) if f"| {what} |" not in text]

@@ -201,6 +201,21 @@ def test_a_non_finite_upload_is_never_clipped_through(bad):
     assert torch.isnan(clipped({"a": torch.tensor([math.nan])}, 1.0)["a"]).all()  # refused later, by its value
 
 
+def test_a_norm_does_not_depend_on_the_order_of_its_numbers():
+    """Every processor and the page's JavaScript clip by the same bits: the squares are summed without rounding."""
+    made = torch.Generator().manual_seed(1)
+    for size in (0, 1, 2, 3, 7, 1000, 4097):
+        numbers = torch.randn(size, generator=made, dtype=torch.float64) * 10.0 ** torch.randint(
+            -9, 9, (size,), generator=made
+        )
+        exact = math.sqrt(math.fsum(x * x for x in numbers.tolist()))
+        mixed = numbers[torch.randperm(size, generator=made)]
+        cut = size // 3
+        assert {norm_of([numbers]), norm_of([mixed]), norm_of([mixed[:cut], mixed[cut:]])} == {exact}
+        assert norm_of([mixed[:cut]], mixed[cut:].tolist()) == exact
+    assert math.isnan(norm_of([torch.tensor([math.inf, 1.0])]))
+
+
 def test_a_norm_that_single_precision_cannot_hold():
     total = NoisedSum(LIKE, noising())
     total.add("a", {"a": torch.full((2,), 3e38), "b": torch.zeros(1)}, ALIKE)
