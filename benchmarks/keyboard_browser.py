@@ -26,7 +26,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,19 @@ SENT = [0]  # bytes of all bodies that `site` sent so far
 
 
 @contextmanager
-def site(folder: Path) -> Iterator[str]:
-    """Serve the page on an export as long as the block runs; give its address."""
+def site(folder: Path, make: Callable[[Path, int], Any] | None = None) -> Iterator[str]:
+    """Serve the page on an export as long as the block runs; give its address.
+
+    Args:
+      make: another application, from the folder and the port.
+    """
     import uvicorn
 
     from keyfed.keyboard import serve
 
     listening = serve.listen(0)
     port = listening.getsockname()[1]
-    app = serve.make_app(folder, port)
+    app = (make or serve.make_app)(folder, port)
 
     async def counted(scope: Any, receive: Any, send: Any) -> None:
         async def count(message: Any) -> None:

@@ -9,7 +9,7 @@ import { readTensors, widened } from "../decoder/safetensors.mjs";
 import { Rejected } from "../secure/bytes.mjs";
 import { streamsOf } from "./text.mjs";
 
-const WINDOW = 20, TUNED = { lr: 2, decay: 1, clip: 0.25, momentum: 0, epochs: 2, batch_size: 5, optimiser: "sgd" };
+const WINDOW = 20, TUNED = { lr: 3, decay: 1, clip: 0.25, momentum: 0, epochs: 1, batch_size: 5, optimiser: "sgd" };
 const WORSE = 0.02; // nats a token, or the share of words: less than this is called alike
 const MOST_WORDS = 1 << 20;
 
