@@ -228,7 +228,9 @@ def test_tuning_changes_the_strip_without_a_reload_sends_nothing_and_is_undone(m
     endpoint.requests.clear()
     member.panel()
     member.page.click("#tune")
-    expect(member.page.locator("#looked")).to_contain_text("Your own model: of your held-back words", timeout=LOADED)
+    expect(member.page.locator("#looked")).to_contain_text(
+        "of your held-back words among the first three", timeout=LOADED
+    )
     expect(note(member)).to_have_text("The strip is of your own model now. Nothing was sent.")
     member.close_panel()
     tuned = after_words(member, "weather ", "likes")

@@ -9,10 +9,11 @@ const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const WORK = { tuning: "Tunes the model to you", looking: "Looks at a model with your held-back lines", training: "Trains for the round" };
 
 /** How a model does, against the one before it. */
-function compared({ tokens, before, after }) {
-  if (!tokens) return "no lines were held back to look at it with";
-  return `of your held-back words ${percent(after.top3)} among the first three (before: ${percent(before.top3)}), ` +
-    `${after.nats.toFixed(2)} nats a token (before: ${before.nats.toFixed(2)}), ${tokens.toLocaleString()} tokens`;
+function compared(seen) {
+  if (!seen) return "no lines were held back to look at it with";
+  const { lines, before, after, isEnough } = seen;
+  return `${percent(after.top3)} of your held-back words among the first three (before: ${percent(before.top3)}), ` +
+    `${after.nats.toFixed(2)} nats a token (before: ${before.nats.toFixed(2)}), on ${many(lines, "line")}${isEnough ? "" : ", which are too few for a verdict"}`;
 }
 
 const modelName = ({ kind, name, run }) => (kind === "tuned" ? "tuned to you on this device" : kind === "federation"
@@ -226,12 +227,12 @@ export class FederatedPanel {
     parts.tune.disabled = Boolean(work.name);
     parts.undo.hidden = using.kind !== "tuned";
     parts.stop.hidden = !work.name;
-    parts.looked.textContent = tune ? `Your own model: ${compared(tune)}${tune.isTaken ? "" : "; it is not used"}.` : "";
+    parts.looked.textContent = tune ? `Your own model: ${compared(tune.seen)}${tune.isTaken ? "" : "; it is not used"}.` : "";
     parts.offer.hidden = !arrived;
     parts.consider.hidden = Boolean(offered);
     parts.take.hidden = parts.refuse.hidden = !offered;
-    if (arrived) parts.offered.textContent = `A model has come: ${modelName(arrived)}, checksum ${short(arrived.digest, 16)}.${offered ? ` It does ${offered.isWorse ? "worse" : "as well"} for you: ${compared(offered)}.` : ""}`;
-    else if (offered?.isTaken) parts.looked.textContent = `The new model: ${compared(offered)}.`;
+    if (arrived) parts.offered.textContent = `A model has come: ${modelName(arrived)}, checksum ${short(arrived.digest, 16)}.${offered ? ` It does ${offered.seen?.isWorse ? "worse" : "no worse"} for you: ${compared(offered.seen)}.` : ""}`;
+    else if (offered?.isTaken) parts.looked.textContent = `The new model: ${compared(offered.seen)}.`;
     this.#showClient(client, state, server);
     parts.sent.hidden = !numbers;
     if (numbers) this.#showSent(numbers);

@@ -140,8 +140,8 @@ class Trainer {
       const made = await tuned(shared, lines, pause);
       this.#begin("looking");
       const seen = await look(shared, made.model, lines, pause);
-      this.#tune = { ...seen, trained: made.tokens, isTaken: !seen.isWorse };
-      if (seen.isWorse) this.#say("The model that was tuned here does worse on your held-back lines: it is not used.", true);
+      this.#tune = { seen, isTaken: !seen?.isWorse };
+      if (seen?.isWorse) this.#say("The model that was tuned here does worse on your held-back lines: it is not used.", true);
       else {
         await this.#values.set("tuned", made.model);
         await this.#use(made.model);
@@ -183,11 +183,11 @@ class Trainer {
     this.#begin("looking");
     const { signal } = this.#stop;
     try {
-      const lines = (await this.#kept.lines()).filter(isHeld), before = this.#using ?? (await this.#shared());
+      const lines = await this.#kept.lines(), before = this.#using ?? (await this.#shared());
       const seen = await look(before, last, lines, (done) => this.#pause(signal, done));
       if (this.#last !== last) return;
-      this.#offered = { ...seen, ...last.from };
-      if (seen.isWorse) this.#say("The new model does worse on your held-back lines: look at the figures, then take it or refuse it.", true);
+      this.#offered = { seen, isTaken: false };
+      if (seen?.isWorse) this.#say("The new model does worse on your held-back lines: look at the figures, then take it or refuse it.", true);
       else await this.take();
     } catch (error) {
       if (!(error instanceof Rejected)) throw error;
