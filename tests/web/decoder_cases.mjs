@@ -37,6 +37,18 @@ const operations = {
     return ranges;
   },
 
+  // What is announced to the collector, where there is room and where there is none.
+  async collect() {
+    const { collectEarly } = await load("collect"), usual = globalThis.ArrayBuffer;
+    const announced = collectEarly();
+    globalThis.ArrayBuffer = class { constructor() { throw new RangeError("no room"); } };
+    try {
+      return [announced, collectEarly()];
+    } finally {
+      globalThis.ArrayBuffer = usual;
+    }
+  },
+
   lineRead: ({ ids }) => [...context.lineRead(ids)],
 
   words: ({ line, tokenised, lower }) => context.wordsOf(line, { tokenised, lower }),

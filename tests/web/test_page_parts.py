@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from .node_cases import answers, needs_node
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
 expect.set_options(timeout=15_000)  # a hang, not a speed
@@ -180,3 +182,22 @@ def test_figures_stand_in_the_panel_only(keyboard):
     expect(facts(keyboard)).to_contain_text("ms")
     face = keyboard.page.locator("main").inner_text()
     assert not re.search(r"\bms\b|p50|%|federated|round \d", face), face
+
+
+@needs_node
+def test_the_collector_is_asked_where_there_is_room_and_no_room_is_no_failure():
+    """80 MiB are announced: Chromium begins at 64; where they cannot be had the page goes on."""
+    assert answers([{"op": "collect"}]) == [[80 << 20, 0]]
+
+
+def test_a_key_changes_no_layer(keyboard):
+    """The bubble above a key comes and goes by its opacity alone: what is laid out and painted again is garbage."""
+    popup = keyboard.page.locator(".popup")
+    assert popup.evaluate("(popup) => getComputedStyle(popup).willChange") == "transform, opacity"
+    box = keyboard.key("g").bounding_box()
+    shown = "(popup) => [getComputedStyle(popup).visibility, getComputedStyle(popup).opacity, popup.ariaHidden]"
+    assert popup.evaluate(shown) == ["visible", "0", "true"]
+    keyboard.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    keyboard.page.mouse.down()
+    assert popup.evaluate(shown) == ["visible", "1", "true"]
+    keyboard.page.mouse.up()

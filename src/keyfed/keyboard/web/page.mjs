@@ -14,6 +14,7 @@ import { SettingsPanel } from "./page/settings.mjs";
 import { PERSONAL_KEY, Store } from "./page/store.mjs";
 import { SuggestionStrip } from "./page/strip.mjs";
 import { startsSentence } from "./decoder/casing.mjs";
+import { collectEarly } from "./decoder/collect.mjs";
 
 const MODEL = new URL("model/", PAGE);
 const REPORT = 200; // milliseconds between two updates of the figures
@@ -173,6 +174,7 @@ class Page {
     document.documentElement.dataset.state = "ready";
     this.editor.refresh();
     this.#keepOffline();
+    setTimeout(collectEarly, 1000);
     this.watch("ready");
   }
 

@@ -4,6 +4,7 @@
  */
 
 import { othersFirst } from "./decoder/breath.mjs";
+import { collectEarly } from "./decoder/collect.mjs";
 import { readDictionary } from "./decoder/dictionary.mjs";
 import { Engine } from "./decoder/engine.mjs";
 import { LoadError, fetchedJSON, loadExport, sourceOf } from "./decoder/model.mjs";
@@ -137,6 +138,7 @@ async function warm({ before, settings }, signal) {
     await engine.strip({ before: before + more, settings, signal });
     await othersFirst();
   }
+  collectEarly(); // what loading left behind
 }
 
 /** Finish a word, then say at once what may follow it (`version` null: nobody asks). */

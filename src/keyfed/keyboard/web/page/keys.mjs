@@ -116,6 +116,7 @@ export class Keyboard {
     this.#popup = document.createElement("div");
     this.#popup.append(this.#bubble("", true));
     this.#popup.className = "popup single";
+    this.#popup.setAttribute("aria-hidden", "true");
     if (page === "emoji") drawn.unshift(this.#pictures.root);
     this.#root.dataset.page = page;
     this.#root.replaceChildren(...drawn, this.#popup);
