@@ -291,7 +291,7 @@ def test_a_file_is_read_and_what_is_wrong_in_it_named(tmp_path):
         with pytest.raises(ConfigError, match=message):
             read_config(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    with pytest.raises(ConfigError, match="save it as UTF-8"):
         read_config(path)
     with pytest.raises(ConfigError, match="expected a TOML file"):
         read_config(tmp_path / "none.toml")

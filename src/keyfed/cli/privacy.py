@@ -122,6 +122,7 @@ def plan_(
     from keyfed.private.dp.accounting import cohort_needed, delta_for, measured_costs, plan
 
     budgets, sizes = epsilon or [2.0, 8.0], cohort or [m for m in (100, 1000, 5000, 20_000) if m <= population]
+    sizes = sizes or [population]
     delta = delta_for(population, delta)
     common: dict[str, Any] = {"population": population, "delta": delta, "rounds": rounds, "parameters": parameters}
     rows = plan(budgets, sizes, **common)

@@ -64,7 +64,7 @@ def server(
 
       keyfed enroll enrol-anna.json
 
-      keyfed train fedavg --federation 127.0.0.1:9092 --vocab vocab.json
+      keyfed train fedavg --federation 127.0.0.1:9092 --vocab base
 
       keyfed server --web 0.0.0.0:9443
     """
@@ -138,7 +138,7 @@ def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
         f"1. give {home / 'ca.crt'} to your clients; each starts: "
         f"keyfed client --data TEXT --server {outside}:{port} --ca ca.crt",
         f"2. take in the enrol-NAME.json that each of them sends you: keyfed enroll enrol-NAME.json{where}",
-        f"3. train: keyfed train fedavg --federation {federation} --vocab vocab.json",
+        f"3. train: keyfed train fedavg --federation {federation} --vocab base",
     ]
 
 

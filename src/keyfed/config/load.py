@@ -35,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 Value = str | int | float | bool | None
-BASE = "base"  # as train.init: the model that comes with the package
+BASE = "base"  # as train.init and data.vocab_file: of the model that comes with the package
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,9 @@ def read_document(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror or e}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path}: not UTF-8 (byte {e.start}); save it as UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as e:
         raise ConfigError(f"{path}: not valid TOML: {e}") from None
 
 
@@ -311,7 +313,8 @@ def _with_whole_paths(config: Config, *, named: bool) -> Config:
     for section, key in PATHS:
         values = getattr(config, section)
         path = getattr(values, key)
-        known = (named and (section, key) == ("data", "name")) or ((section, key) == ("train", "init") and path == BASE)
+        base = key in ("init", "vocab_file") and path == BASE
+        known = base or (named and (section, key) == ("data", "name"))
         if path is not None and not known:
             whole = str(Path(path).expanduser().resolve())
             config = replace(config, **{section: replace(values, **{key: whole})})

@@ -103,9 +103,10 @@ class DataConfig:
     vocab_file: str | None = option(
         None,
         "vocab.json to use, of `keyfed vocab` or of another run, whose own lower-casing holds; data.vocab, "
-        "data.lower and data.min_clients are then not read. none: built from the training text",
+        "data.lower and data.min_clients are then not read. base: that of the base model, which tells of no client; "
+        "none: built from the training text",
         flag="--vocab",
-        short="vocab.json to use (`keyfed vocab`); else built from the training text.",
+        short="vocab.json to use (`keyfed vocab`), or base; else built from the training text.",
     )
     batches: Literal["stream", "sentences", "packed", "pairs"] | None = option(
         None,
@@ -415,7 +416,8 @@ class PrivacyConfig:
         """Say what makes no sense, in words that name the key."""
         if not self.on:
             given = [f.name for f in fields(self) if getattr(self, f.name) != f.default]
-            return [f"privacy.{given[0]} is set, but neither privacy.epsilon nor privacy.noise is"] if given else []
+            what = "is set, but neither privacy.epsilon nor privacy.noise is; add --dp epsilon=NUMBER"
+            return [f"privacy.{given[0]} {what}"] if given else []
         out = out_of_bounds("privacy", self)
         if self.mean_weight > 1:
             out.append(f"privacy.mean_weight is {self.mean_weight}; weights are at most 1")

@@ -97,13 +97,15 @@ def check_certificate(path: Path, now: datetime.datetime | None = None, *, recei
     from cryptography import x509
 
     now = now or datetime.datetime.now(datetime.UTC)
+    how = "the server's operator has it" if received else "`keyfed server --make-certificates` makes it"
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError:
-        how = "the server's operator has it" if received else "`keyfed server --make-certificates` makes it"
         raise DeployError(f"{path} is not there; {how}") from None
-    except (OSError, ValueError) as e:
-        raise DeployError(f"{path} cannot be read as a certificate: {e}") from None
+    except OSError as e:
+        raise DeployError(f"{path} cannot be read ({e.strerror}); {how}") from None
+    except ValueError:
+        raise DeployError(f"{path} is no certificate; expected the PEM file of one: {how}") from None
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < start:
         raise DeployError(f"{path} is valid from {start:%Y-%m-%d %H:%M} UTC only; is this machine's clock right?")

@@ -293,9 +293,9 @@ def read_object(data: bytes, where: str) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except (UnicodeDecodeError, ValueError, RecursionError):
-        raise DeployError(f"{where} is not JSON") from None
+        raise DeployError(f"{where} is not JSON; expected the enrol-NAME.json that a client wrote") from None
     if not isinstance(document, dict):
-        raise DeployError(f"{where} is not an object")
+        raise DeployError(f"{where} is not an object; expected the enrol-NAME.json that a client wrote")
     return document
 
 

@@ -14,7 +14,7 @@ from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, write_enrolment
 from keyfed.deploy.homes import ServerHome, check_name, check_server, default_server_home, open_home
-from keyfed.deploy.processes import Processes, stop_at_signals, wait_until
+from keyfed.deploy.processes import Processes, stop_at_signals, unreachable, wait_until
 from keyfed.deploy.server_app import Unfinished, build_app, run_files, submit
 from keyfed.deploy.superlink import answers, start_superlink
 from keyfed.deploy.supernode import Client
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from keyfed.config.load import Config
     from keyfed.run.console import Listener
     from keyfed.run.recipe import Setting
+    from keyfed.text.vocab import Vocab
 
 CONNECT_SECONDS, WAIT_SECONDS = 120.0, 60.0
 ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
@@ -245,6 +246,7 @@ def train_in_federation(
       chosen: what the recipe chose.
       offered: the run asks for no start, and takes the base model where that knows enough of the vocabulary.
     """
+    from keyfed.run.encode import vocab_from_file
     from keyfed.run.pilot import with_carried_step
     from keyfed.run.remote.train import deployable
     from keyfed.run.start import not_base, offer_start_by_words
@@ -258,7 +260,10 @@ def train_in_federation(
     else:
         server = ServerHome(default_server_home())
         check_server(address)
-    vocab, wanted = run_vocab(config, listener), config.train.cohort
+    known = vocab_from_file(config)
+    if unreachable(address) is not None:  # said before a vocabulary is made
+        raise DeployError(f"no server answers at {address}; start it: keyfed server --home {server.path}")
+    vocab, wanted = run_vocab(config, known, listener), config.train.cohort
     if offered:
         config, why_not = offer_start_by_words(config, Vocab.from_json(vocab))
         if why_not:
@@ -292,16 +297,14 @@ def came_back(address: str, ca: Path) -> bool:
     return found
 
 
-def run_vocab(config: Config, listener: Listener) -> str:
+def run_vocab(config: Config, known: Vocab | None, listener: Listener) -> str:
     """Return the vocabulary that a run carries, as JSON."""
-    if config.data.vocab_file is not None:
-        try:
-            return Path(config.data.vocab_file).read_text("utf-8")
-        except (OSError, ValueError) as e:
-            raise ConfigError(f"{config.data.vocab_file}: cannot be read as a vocabulary ({e})") from None
     from keyfed.run.prepare import prepare
 
+    if known is not None:
+        return known.to_json()
     listener.say(
-        f"the vocabulary is made from {config.data.name}, which everybody in the federation will see (--vocab)"
+        f"the vocabulary is made from {config.data.name}, which everybody in the federation will see; --vocab FILE "
+        "takes another, and --vocab base that of the base model"
     )
     return prepare(config).vocab.to_json()

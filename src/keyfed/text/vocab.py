@@ -50,6 +50,7 @@ from keyfed.errors import ConfigError, DataError, nearest
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 KINDS = ("word", "char")
+BASE_WORDS = Path(__file__).parents[1] / "model" / "base" / "vocab.json"  # read in the place of a file called `base`
 
 Tokens: TypeAlias = NDArray[np.int32]
 TokenKind = Literal["word", "char"]
@@ -405,12 +406,10 @@ def vocab_sha256(path: str | None) -> str | None:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return (BASE_WORDS if str(path) == "base" else path).read_bytes()
     except FileNotFoundError:
-        raise DataError(
-            f"{path}: there is no such vocabulary; `keyfed vocab --out FILE` makes one, and every finished run has a "
-            "vocab.json"
-        ) from None
+        how = "`keyfed vocab --out FILE` makes one, and every finished run has a vocab.json"
+        raise DataError(f"{path}: there is no such vocabulary; {how}") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; expected a vocab.json") from None
 

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from keyfed.deploy.up import run_vocab
+from keyfed.run.console import Silent
+from keyfed.run.encode import vocab_from_file
+from keyfed.run.folder import read_run_toml
+from keyfed.text.vocab import BASE_WORDS, Vocab
+
 SECRET = "zebraquantum"
 LINE = f"my {SECRET} door code"
 Make = Callable[[Path], object]
@@ -114,6 +120,180 @@ MISTAKES: dict[str, tuple[Make, list[str], str]] = {
 }
 
 
+PROSE = f"the state of the {SECRET} is good and the people are well today\n" * 8
+NOTES = ("text/w0.txt", "text/w1.txt", "text/w2.txt", "text/w3.txt", "text/w4.txt", "text/w5.txt")
+SMALL = ("model.embed=6", "model.hidden=6", "data.window=4", "train.workers=1", "train.cohort=3")
+FEDAVG = "train fedavg"
+
+
+def written(**files: str) -> Make:
+    """Make files; `t_txt` is t.txt."""
+
+    def make(folder: Path) -> None:
+        for name, content in files.items():
+            write(name.replace("_", "."), content)(folder)
+
+    return make
+
+
+def notes(count: int) -> Make:
+    def make(folder: Path) -> None:
+        for name in NOTES[:count]:
+            write(name, PROSE)(folder)
+
+    return make
+
+
+def small(*settings: str) -> list[str]:
+    return ["--data", "text", *(word for setting in (*SMALL, *settings) for word in ("--set", setting))]
+
+
+NOTHING = written()
+CA = written(t_txt=PROSE, ca_crt="no certificate")
+JOIN = "client --home h --server 127.0.0.1:9 --ca ca.crt --yes"
+
+# What is typed in an empty folder, and what is said.
+TYPED: dict[str, str] = {
+    "trian": "(did you mean train?)",
+    "train --roundz 3": "--rounds",
+    "train fedavgg": "(did you mean fedavg?)",
+    "train fedavg fedprox": "extra argument (fedprox)",
+    "train --model ciffg": "(did you mean cifg?)",
+    "train --data chatt": "(did you mean chat?)",
+    "train --data": "requires an argument",
+    f"{FEDAVG} --set trian.cohort=3": "(did you mean train?)",
+    f"{FEDAVG} --set train.cohrt=3": "(did you mean cohort?)",
+    f"{FEDAVG} --set learning_rate=3": 'not an option of "fedavg"',
+    f"{FEDAVG} --set author_column=3": "(did you mean data.author_column?)",
+    f"{FEDAVG} --author_column 3": "--author-column",
+    f"{FEDAVG} --set lr": "expected section.key=value",
+    f"{FEDAVG} --set lr=": "expected a finite number",
+    f"{FEDAVG} --set lr=0": "expected > 0",
+    f"{FEDAVG} --set lr=-1": "expected > 0",
+    f"{FEDAVG} --set train.cohort=three": "expected a whole number",
+    f"{FEDAVG} --set train.cohort=0": "at least 1",
+    f"{FEDAVG} --set train.cohort=-1": "at least 1",
+    f"{FEDAVG} --set train.baselines=maybe": "expected true or false",
+    f"{FEDAVG} --set train.schedule=cosin": "expected one of constant, linear, cosine",
+    f"{FEDAVG} --set participation.sampling=poison": "expected one of uniform, poisson, size",
+    f"{FEDAVG} --set mediator.name=atention": "(did you mean attention?)",
+    f"{FEDAVG} --set server.name=adm": "(did you mean adam?)",
+    f"{FEDAVG} --set model.dropout=1.5": "expected 0 ≤ rate < 1",
+    f"{FEDAVG} --set data.unseen=2": "expected 0 ≤ share < 1",
+    f"{FEDAVG} --set data.window=0": "at least 1",
+    f"{FEDAVG} --rounds many": "'many' is not a valid integer",
+    f"{FEDAVG} --rounds -3": "at least 0",
+    f"{FEDAVG} --seed x": "'x' is not a valid integer",
+    "train --minutes 0": "expected a number of minutes > 0",
+    "train --minutes nan": "expected a number of minutes > 0",
+    "train --minutes 3 --rounds 3": "leave one of the two out",
+    "train --config no.toml": "expected a TOML file",
+    f"{FEDAVG} --dp 8": "expected epsilon=NUMBER or noise=NUMBER",
+    f"{FEDAVG} --dp epsilon=x": "expected a finite number",
+    f"{FEDAVG} --dp epsilon=0": "expected > 0",
+    f"{FEDAVG} --population 100": "add --dp epsilon=NUMBER",
+    f"{FEDAVG} --until ppl=3": "expected perplexity=NUMBER or nats=NUMBER",
+    f"{FEDAVG} --init no/run": "expected a run folder, base or none",
+    f"{FEDAVG} --vocab no.json": "`keyfed vocab --out FILE` makes one",
+    "train --plain": "leave it out",
+    "train --plain --secure": "leave one of the two out",
+    "train --federation here": "expected HOST:PORT",
+    "train --federation 127.0.0.1:9 --vocab base": "start it: keyfed server",
+    "train --federation 127.0.0.1:9 --curves": "leave it out of a federation",
+    "compare": "Missing argument 'METHOD",
+    "compare fedavg fedadm": "(did you mean fedadmm?)",
+    "compare fedavg fedavg": "give it other settings",
+    "compare fedavg:lr": "expected key=value",
+    "compare fedavg --seeds 0": "expected 1 to 1000",
+    "compare fedavg --seeds x": "expected a number of seeds (3) or a list",
+    "tune fedavgg": "(did you mean fedavg?)",
+    "tune fedavg --search foo=1:2": "not an option of fedavg",
+    "study nosuchstudy": "Studies: ",
+    "study methods --scale huge": "expected one of smoke, standard, paper",
+    "methods fedat": "(did you mean fedatt?)",
+    "bench --only foo": "Contenders: ",
+    "bench --model foo": "Models: ",
+    "up --clients 2": "take at least 3, or --plain",
+    "up --clients 0": "is not in the range x>=1",
+    "up central": "choose a federated method",
+    "up --dp 8": "expected epsilon=NUMBER or noise=NUMBER",
+    "client --home h": "its first start needs --server and --ca",
+    "client --home h --status": "start one: keyfed client --help",
+    "client --home h --hide-among 2": "is not in the range x>=3",
+    f"{JOIN} --data no": "--data is a text file or a folder of them",
+    "server --home h": "`keyfed server --make-certificates` makes it",
+    "server --home h --port 99999": "is not in the range 1<=x<=65535",
+    "server --home h --name x": "--name goes with --make-certificates",
+    "enroll --home h": "give one of: a client's enrol-NAME.json",
+    "enroll no.json --home h": "expected the enrol-NAME.json that a client wrote",
+    "enroll --forget anna --home h": "Enrolled: none",
+    "keyboard nowhere": "`keyfed train` makes one",
+    "keyboard base --address 1.2.3.4": "--address is for --lan",
+    "export base --base --phone": "give one of them",
+    "export base --phone --locale english": "as en_GB",
+    "evaluate nowhere": "`keyfed train` makes one",
+    "evaluate nowhere --personalise epoch=1": "(did you mean epochs?)",
+    "counts nowhere --population 100": "add --dp epsilon=NUMBER",
+    "conformance nowhere": "`keyfed train` makes one",
+    "privacy epsilon": "Missing option '--noise'",
+    "privacy epsilon --noise 1 --rate 2": "expected 0 < rate ≤ 1",
+    "privacy calibrate --epsilon -1": "expected a number above 0",
+    "privacy plan --population 100 --cohort 1000": "expected 1 to 100",
+    "data lits": "(did you mean list?)",
+    "data get ptbb": "(did you mean ptb?)",
+    "data list --data-dir nowhere": "which is not a folder",
+}
+
+# What lies there, what is typed, what is said.
+FILES: dict[str, tuple[Make, list[str], str]] = {
+    "TOML cut short": (written(a_toml="[train\n"), ["train", "--config", "a.toml"], "not valid TOML"),
+    "TOML with another section": (written(a_toml="[trian]\nx=3"), ["train", "--config", "a.toml"], "mean train?"),
+    "TOML without sections": (written(a_toml="train=3"), ["train", "--config", "a.toml"], "expected a section [train]"),
+    "TOML of Windows": (write("a.toml", b"[train]\nx='\xe9'"), ["train", "--config", "a.toml"], "save it as UTF-8"),
+    "a folder as TOML": (write("a/b", "x"), ["train", "--config", "a"], "expected a TOML file"),
+    "files in the run folder": (write("a/x.txt", LINE), ["train", "--out", "a"], "choose another --out"),
+    "a file as run folder": (written(a=LINE), ["train", "--out", "a"], "expected a folder for the run"),
+    "a vocabulary cut short": (written(v_json="{"), ["train", "fedavg", "--vocab", "v.json"], "cut short?"),
+    "words for a model of characters": (
+        notes(6), ["train", "fedavg", *small("train.rounds=1"), "--vocab", "base", "--model", "char-lstm"],
+        "take a model or a vocabulary of the other kind",
+    ),
+    "two people": (notes(2), ["train", "fedavg", *small()], "set train.cohort to at most 2"),
+    "a cohort of more than there are": (notes(6), ["train", "fedavg", *small("train.cohort=9")], "to at most 5"),
+    "sums of two": (notes(6), ["train", "fedavg", "--secure", *small("train.cohort=2")], "set train.cohort higher"),
+    "no GPU": (notes(6), ["train", "fedavg", *small("train.device=cuda")], "use cpu or auto"),
+    "another device": (notes(6), ["train", "fedavg", *small("train.device=gpu")], "expected auto, cpu, cuda or cuda:"),
+    "bf16 on a CPU": (notes(6), ["train", "fedavg", *small("train.precision=bf16")], "a CPU computes in fp32"),
+    "no vectors": (notes(6), ["train", "fedavg", *small(), "--vectors", "glove.txt"], "expected word vectors"),
+    "no such partition": (notes(6), ["train", "fedavg", *small("data.partition=iidd")], "did you mean iid?"),
+    "more shards than lines": (
+        written(n_txt=f"{LINE}\n" * 5), ["train", "fedavg", "--data", "n.txt", "--set", "data.clients=100"],
+        "set data.clients to at most 4",
+    ),
+    "a certificate that is none": (CA, [*JOIN.split(), "--data", "t.txt"], "is no certificate"),
+    "a name with a slash": (CA, [*JOIN.split(), "--data", "t.txt", "--name", "a/b"], "letters, digits"),
+    "a condition that is not known": (CA, [*JOIN.split(), "--data", "t.txt", "--when", "rain"], "Conditions: idle"),
+    "an enrolment that is none": (written(e_json="{"), ["enroll", "e.json", "--home", "h"], "expected the enrol-NAME"),
+    "a home that is full": (write("h/x", LINE), ["up", "--home", "h"], "choose another --home"),
+    "a database": (written(m_db=LINE), ["data", "check", "m.db"], "export its messages as .csv"),
+    "an archive of another kind": (written(m_rar=LINE), ["data", "check", "m.rar"], "pack it as .zip"),
+    "a folder of pictures of text": (write("d/m.pdf", LINE), ["data", "check", "d"], "save it as .docx or as text"),
+    "a quotation mark that stays open": (
+        written(q_csv=f'author,text\nanna,"{LINE}\nben,hello\n'), ["data", "check", "q.csv"], "that is never closed",
+    ),
+    "a chat without messages": (
+        written(r_json=json.dumps({"name": SECRET, "type": "personal_chat", "messages": []})),
+        ["data", "check", "r.json"], "expected an export of Telegram",
+    ),
+    "a mailbox without mail": (written(m_mbox=SECRET), ["data", "check", "m.mbox"], "expected at least one line"),
+}  # fmt: skip
+MISTAKES |= FILES | {typed: (NOTHING, typed.split(), said) for typed, said in TYPED.items()}
+
+
+def test_there_are_those_that_newcomers_made_and_twenty_more():
+    assert len(MISTAKES) > 86 + 20
+
+
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_is_one_line_that_says_what_to_do(keyfed, tmp_path, monkeypatch, what):
     monkeypatch.chdir(tmp_path)
@@ -132,3 +312,35 @@ def test_resume_of_a_folder_that_is_not_there_says_that_it_begins(keyfed, tmp_pa
     (tmp_path / "a.txt").write_text("some words of a line\n" * 400)
     _, _, err = keyfed("train", "fedavg", "--data", "a.txt", "--resume", "--out", "typo", "--dry-run")
     assert "typo holds no run yet: a new one starts there" in err
+
+
+# What is read, though with a loss that is noticed.
+NOTICED: dict[str, tuple[bytes, str]] = {
+    "c.txt": ("今天天气很好我们去公园玩吧\n".encode() * 60, "written without blanks between words"),
+    "h.txt": (f"<div><p>{LINE}</p></div>\n".encode() * 60, "hold markup"),
+    "n.txt": (f"{LINE}\n".encode() * 50, "teach a model little"),
+}
+
+
+@pytest.mark.parametrize("name", NOTICED)
+def test_text_that_teaches_what_nobody_wants_is_noticed(keyfed, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    content, said = NOTICED[name]
+    (tmp_path / name).write_bytes(content)
+    code, out, err = keyfed("data", "check", name)
+    assert code == 0, err
+    assert said in out
+    assert SECRET not in out
+
+
+def test_laptops_agree_on_the_words_of_the_base_model(keyfed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    notes(6)(tmp_path)
+    code, _, err = keyfed("train", "fedavg", *small(), "--vocab", "base", "--rounds", 1, "--out", "run")
+    assert code == 0, err
+    written, base = (Vocab.from_json(path.read_text("utf-8")) for path in (tmp_path / "run" / "vocab.json", BASE_WORDS))
+    assert written.words == base.words
+    assert SECRET not in written.index
+    config = read_run_toml(tmp_path / "run")[0]
+    assert config.data.vocab_file == "base", "holds on any machine"
+    assert Vocab.from_json(run_vocab(config, vocab_from_file(config), Silent())) == base, "what a federation is sent"

@@ -86,7 +86,7 @@ def test_what_is_no_certificate_is_said(tmp_path):
     with pytest.raises(DeployError, match="--make-certificates"):
         check_certificate(tmp_path / "server.crt")
     (tmp_path / "server.crt").write_text("hello")
-    with pytest.raises(DeployError, match="cannot be read as a certificate"):
+    with pytest.raises(DeployError, match="is no certificate"):
         check_certificate(tmp_path / "server.crt")
 
 

@@ -111,7 +111,7 @@ def test_an_enrolment_file_that_is_not_there(tmp_path):
         (("train", "--plain"), "--plain goes with --federation"),
         (("train", "--plain", "--secure", "--federation", "127.0.0.1:1"), "not with --secure"),
         (("train", "--federation", "nonsense"), "HOST:PORT"),
-        (("train", "--federation", "127.0.0.1:1", "--vocab", "missing.json"), "cannot be read as a vocabulary"),
+        (("train", "--federation", "127.0.0.1:1", "--vocab", "missing.json"), "there is no such vocabulary"),
         (
             ("up", "--clients", "4", "--dp", "noise=1", "--set", "privacy.count_noise=0.2"),
             "privacy.quantile=none",
@@ -152,6 +152,7 @@ def test_a_signal_unwinds_a_submitted_run_and_the_hint_is_complete(tmp_path, mon
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr("keyfed.deploy.up.submit", submit)
+    monkeypatch.setattr("keyfed.deploy.up.unreachable", lambda server: None)
     result = call("train", "--federation", "127.0.0.1:1", "--plain", "--vocab", "vocab.json", "--out", "runs/a b")
     assert not used[0].exists()
     assert "keyfed train --resume --out 'runs/a b' --federation 127.0.0.1:1 --plain\n" in result.output
@@ -170,6 +171,7 @@ def test_submitting_a_run_leaves_the_servers_own_files_alone(tmp_path, monkeypat
         raise DeployError("enough")
 
     monkeypatch.setattr("keyfed.deploy.up.submit", submit)
+    monkeypatch.setattr("keyfed.deploy.up.unreachable", lambda server: None)
     arguments = ("train", "--federation", "127.0.0.1:1", "--vocab", tmp_path / "vocab.json", "--out", tmp_path / "run")
     assert says(call(*arguments)) == "enough"
     assert used[0][0] == "127.0.0.1:1"
