@@ -242,4 +242,4 @@ def _bytes(path: Path) -> bytes:
         with path.open("rb") as f:
             return f.read(1 << 20)
     except OSError as e:
-        raise ConfigError(f"{path}: {e.strerror or e}") from None
+        raise ConfigError(f"{path}: {e.strerror or e}; expected the enrol-NAME.json that a client wrote") from None
