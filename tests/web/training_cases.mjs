@@ -58,10 +58,10 @@ const operations = {
     return { words: sent(words), expected: wordsOf(Object.fromEntries(layers.map((name) => [name, tensors.get(name).shape]))) };
   },
   // Two models on one text, whose tensors are in files.
-  look({ model, current, next, stream, isLines }) {
+  look({ model, current, next, stream, isLines, isAlike }) {
     const weightsIn = (path) => Object.fromEntries([...readTensors(readFileSync(path))].map(([name, { data }]) => [name, data]));
-    const [before, after] = [current, next].map((path) => ({ model, weights: weightsIn(path) }));
-    return look(before, after, { stream: Int32Array.from(stream), isLines });
+    const [before, after] = [current, next].map((path) => ({ model, weights: weightsIn(path), stream: Int32Array.from(stream), isLines }));
+    return look(before, after, isAlike);
   },
   sums: ({ lists }) => lists.map(exactSum),
   json: ({ texts }) => texts.map((text) => {

@@ -5,10 +5,11 @@
  *   D = Σ d_i / Σ n_i,  s² = L/(L − 1) · Σ (d_i − D n_i)² / (Σ n_i)²
  *
  * is the mean difference a token and its standard error over L lines: tokens of one line are not independent. The new
- * model is worse if D is above 2 s.
+ * model is worse if D is above 2 s. For models of other vocabularies the same holds of words that are not among the
+ * first three.
  */
 
-import { BOS, EOS } from "../decoder/context.mjs";
+import { BOS, EOS, UNK } from "../decoder/context.mjs";
 import { Network, shapesOf } from "../decoder/network.mjs";
 import { Rejected } from "../secure/bytes.mjs";
 
@@ -40,51 +41,54 @@ export async function predicted({ model, weights }, stream, isLines, pause, take
   }
 }
 
-/** Tokens, nats and top-3 hits of every line under a model. */
-async function linesOf(of, stream, isLines, pause) {
-  const lines = [];
-  let line = { tokens: 0, nats: 0, hits: 0 };
-  const close = () => {
-    if (line.tokens) lines.push(line);
-    line = { tokens: 0, nats: 0, hits: 0 };
-  };
-  await predicted(of, stream, isLines, pause, ({ token, nats, rank }) => {
+/** Tokens, nats, words and words among the first three of every line; a word that the vocabulary lacks is missed. */
+async function linesOf(of, pause) {
+  const none = () => ({ tokens: 0, nats: 0, words: 0, hits: 0 }), lines = [];
+  let line = none();
+  await predicted(of, of.stream, of.isLines, pause, ({ token, nats, rank }) => {
     line.tokens += 1;
     line.nats += nats;
-    line.hits += Number(rank < 3);
-    if (token === EOS) close();
+    line.words += Number(token !== EOS);
+    line.hits += Number(token !== EOS && token !== UNK && rank < 3);
+    if (token === EOS) lines.push(line);
+    if (token === EOS) line = none();
   });
-  close();
-  return lines;
+  return line.tokens ? [...lines, line] : lines;
 }
 
 const total = (lines, what) => lines.reduce((sum, line) => sum + line[what], 0);
-const shown = (lines) => ({ nats: total(lines, "nats") / total(lines, "tokens"), hits: total(lines, "hits") });
+const shown = (lines) => ({ nats: total(lines, "nats") / total(lines, "tokens"), top3: total(lines, "hits") / Math.max(1, total(lines, "words")) });
 
-/** The mean difference a token between two models' lines, and its standard error. */
-export function difference(before, after) {
-  const tokens = total(before, "tokens"), mean = (total(after, "nats") - total(before, "nats")) / tokens, count = before.length;
-  const squares = before.reduce((sum, line, i) => sum + (after[i].nats - line.nats - mean * line.tokens) ** 2, 0);
-  return { mean, error: count > 1 ? Math.sqrt((count / (count - 1)) * squares) / tokens : Infinity };
+/** How much more there is of something after than before, of each of something else, and its standard error. */
+function difference(before, after, what, each) {
+  const size = Math.max(1, total(before, each)), mean = (total(after, what) - total(before, what)) / size, count = before.length;
+  const squares = before.reduce((sum, line, i) => sum + (after[i][what] - line[what] - mean * line[each]) ** 2, 0);
+  return { mean, error: count > 1 ? Math.sqrt((count / (count - 1)) * squares) / size : Infinity };
 }
 
 /**
- * Compare a new model with the current one on text that neither learns from.
- * @param {{model: object, weights: Object<string, Float32Array | Float64Array>}} current
- * @param {{model: object, weights: Object<string, Float32Array | Float64Array>}} next  of the same vocabulary
- * @param {{stream: Int32Array, isLines: boolean}} text
- * @param {() => unknown} [pause]
- * @returns {Promise<{lines: number, tokens: number, current: {nats: number, hits: number}, next: {nats: number,
- *   hits: number}, difference: number, error: number, isEnough: boolean, isWorse: boolean}>}  nats a token; how many of
- *   the tokens are among the first three; isEnough: lines for any verdict; isWorse: by more than the noise of so few
+ * @typedef {{model: object, weights: Object<string, Float32Array | Float64Array>, stream: Int32Array, isLines: boolean}} Reader
+ *   a model, and the text in its own tokens
  */
-export async function look(current, next, { stream, isLines }, pause = () => true) {
-  if (!(stream.length > (isLines ? 0 : 1))) throw new Rejected("no text", "no own text was held back to look at a model with");
-  const before = await linesOf(current, stream, isLines, pause), after = await linesOf(next, stream, isLines, pause);
-  const { mean, error } = difference(before, after), isEnough = before.length >= LEAST_LINES;
-  const isBroken = !Number.isFinite(shown(after).nats); // whatever the text
+
+/**
+ * Compare a new model with the current one on text that neither learns from.
+ * @param {Reader} before
+ * @param {Reader} after      of the same lines
+ * @param {boolean} isAlike   the two have the same vocabulary; else nats say nothing, and words among the first three decide
+ * @param {() => unknown} [pause]
+ * @returns {Promise<{lines: number, tokens: number, before: {nats: number, top3: number}, after: {nats: number,
+ *   top3: number}, difference: number, error: number, isEnough: boolean, isWorse: boolean}>}  nats a token, share of the
+ *   words; difference: what is worse, in nats or in the share; isEnough: lines for a verdict
+ */
+export async function look(before, after, isAlike, pause = () => true) {
+  const [old, fresh] = [await linesOf(before, pause), await linesOf(after, pause)];
+  if (!old.length) throw new Rejected("no text", "no own text was held back to look at a model with");
+  if (old.length !== fresh.length) throw new Rejected("other method", "the two models read other lines");
+  const { mean, error } = isAlike ? difference(old, fresh, "nats", "tokens") : difference(fresh, old, "hits", "words");
+  const isEnough = old.length >= LEAST_LINES, isBroken = !Number.isFinite(shown(fresh).nats); // whatever the text
   return {
-    lines: before.length, tokens: total(before, "tokens"), current: shown(before), next: shown(after),
-    difference: mean, error, isEnough, isWorse: isBroken || (isEnough && mean > ERRORS * error),
+    lines: old.length, tokens: total(old, "tokens"), before: shown(old), after: shown(fresh), difference: mean, error,
+    isEnough, isWorse: isBroken || (isEnough && mean > ERRORS * error),
   };
 }

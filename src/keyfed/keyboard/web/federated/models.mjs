@@ -11,7 +11,6 @@ import { Rejected } from "../secure/bytes.mjs";
 import { isHeld, streamsOf } from "./text.mjs";
 
 const WINDOW = 20, TUNED = { lr: 3, decay: 1, clip: 0.25, momentum: 0, epochs: 1, batch_size: 5, optimiser: "sgd" };
-const WORSE = 0.02, LEAST_LINES = 8; // of the share of words: less than this, or of fewer lines, is called alike
 const MOST_WORDS = 1 << 20;
 
 /** @typedef {{model: object, reading: "lines" | "stream", vocab: object, from: object, weights: Object<string, Float32Array>}} Model */
@@ -66,29 +65,15 @@ const isAlike = (one, other) => one.reading === other.reading && one.vocab.words
   one.vocab.words.every((word, n) => word === other.vocab.words[n]);
 
 /**
- * How two models do on lines that were held back (`client/look.mjs`). Where their vocabularies differ, nats a token say
- * nothing: then the share of words among the first three counts, a word that a vocabulary lacks being missed.
+ * How two models do on lines that were held back (`client/look.mjs`).
  * @param {Model} before  the model in use
  * @param {Model} after
- * @returns {Promise<{lines: number, tokens: number, before: {nats: number, top3: number}, after: {nats: number,
- *   top3: number}, isEnough: boolean, isWorse: boolean} | null>}  null: nothing was held back
+ * @returns {ReturnType<typeof compare> | Promise<null>}  null: nothing was held back
  */
 export async function look(before, after, lines, pause) {
   const held = lines.filter(isHeld);
   if (!held.length) return null;
-  if (isAlike(before, after)) {
-    const text = { stream: streamsOf(held, before.vocab).valid, isLines: before.reading === "lines" };
-    const { tokens, current, next, isEnough, isWorse } = await compare(before, after, text, pause);
-    const shown = ({ nats, hits }) => ({ nats, top3: hits / tokens });
-    return { lines: held.length, tokens, before: shown(current), after: shown(next), isEnough, isWorse };
-  }
-  const counted = async (one) => {
-    const score = await learnerOf(one, [...held, LONG_LINE], pause).evaluate(one.weights, "valid");
-    return { tokens: score.tokens, nats: score.nats / score.tokens, top3: score.words_top3 / Math.max(1, score.words + score.unknown) };
-  };
-  const [old, fresh] = [await counted(before), await counted(after)], isEnough = held.length >= LEAST_LINES;
-  return { lines: held.length, tokens: old.tokens, before: old, after: fresh, isEnough, isWorse: isEnough && fresh.top3 < old.top3 - WORSE };
+  const readers = [before, after].map(({ model, reading, vocab, weights }) =>
+    ({ model, weights, isLines: reading === "lines", stream: streamsOf(held, vocab).valid }));
+  return compare(...readers, isAlike(before, after), pause);
 }
-
-/** A learner wants a window of text to learn from, also where it only counts. */
-const LONG_LINE = { id: 0, text: "a ".repeat(2 * WINDOW) };
