@@ -50,12 +50,13 @@ gboard: setup ## Gboard's comparison on chat: train (two hours on two cores), ty
 	$(BIN)/keyfed train central --config studies/runs/keyboard-central.toml --out runs/gboard-central --resume
 	$(BIN)/keyfed evaluate runs/gboard --against runs/gboard-central --keyboard --words 4000
 
-# One process more than there are cores, and the browser first: its tests wait more than they compute. COVERAGE=yes
-# counts the lines of src that were run, and prints the share at the end. Temporary files are in memory where Linux has
-# two gigabytes of it for them: the tests rename tens of thousands. Compiled modules are kept: tests start processes.
+# One process more than there are cores, and the browser first: its tests wait more than they compute, and files of few
+# long tests would end the run alone where those of most tests came first. COVERAGE=yes counts the lines of src that were
+# run, and prints the share at the end. Temporary files are in memory where Linux has two gigabytes of it for them: the
+# tests rename tens of thousands. Compiled modules are kept: tests start processes.
 IN_MEMORY := $(shell test "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print ($$4 > 2000000)}')" = 1 && echo TMPDIR=/dev/shm)
 test: setup-dev lint ## lint, types, all tests but the slow ones (at most 10 minutes)
-	PYTHONDONTWRITEBYTECODE= $(IN_MEMORY) $(BIN)/pytest -n $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") --dist loadfile --doctest-modules \
+	PYTHONDONTWRITEBYTECODE= $(IN_MEMORY) $(BIN)/pytest -n $$($(BIN)/python -c "import os; print(os.cpu_count() + 1)") --dist loadfile --no-loadscope-reorder --doctest-modules \
 	    $(if $(COVERAGE),--cov --cov-report=term) tests/web tests/end_to_end src tests
 
 test-slow: setup-dev ## training to a quality on real corpora (minutes each)

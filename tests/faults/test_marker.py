@@ -85,7 +85,7 @@ def every_command(run, keyfed):
         ["export", run, "--json"], ["export", run, "--int8", "--out", run / "small"],
         ["export", run, "--out", run.parent / "elsewhere"], ["suggest", run, "the small dog"],
         ["evaluate", run, "--json"], ["evaluate", run, "--personalise", "epochs=1", "--json"],
-        ["evaluate", run, "--keyboard", "--words", 60, "--json"], ["conformance", run, "--json"],
+        ["evaluate", run, "--keyboard", "--words", 15, "--json"], ["conformance", run, "--json"],
         ["privacy", "ledger", run], ["privacy", "audit", run, "--quick"], ["privacy", "ledger", run, "--json"],
     ]  # fmt: skip
     for number, command in enumerate(commands):
