@@ -2,143 +2,116 @@
 
 from __future__ import annotations
 
-import json
-import queue
 import re
-import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load
 
+from keyfed import __version__
+from keyfed.deploy.certificates import SERVER_CERT, make_certificates
+from keyfed.deploy.homes import ServerHome
+from keyfed.deploy.links import make_links
+from keyfed.deploy.processes import Processes
+from keyfed.deploy.web import start_web
 from keyfed.errors import KeyfedError
-from keyfed.keyboard import serve
+from keyfed.keyboard.endpoint import MODULE
 from keyfed.keyboard.federated import write_federated
-from keyfed.keyboard.site import files_of_site, files_served
+from keyfed.keyboard.serve import WEB
+from keyfed.keyboard.site import files_of_site
 from keyfed.private.secagg.keys import SIGNATURE_BYTES
 from keyfed.run.plan import with_limits
 from keyfed.run.remote.train import train_deployed
-from keyfed.wire.messages import Rejected, unpack
-from keyfed.wire.roster import Enrolled
+from keyfed.wire.joined import WEB_SOCKET, Joined, WebTransport
+from keyfed.wire.messages import unpack
+from keyfed.wire.roster import Roster, is_page
+from keyfed.wire.transport import Answer, Lost, Post, Transport
 from tests.faults.deployed import QUICK, federation, small_config, vocabulary, write_texts
+from tests.federation.stand_in import Caller
 
-from .conftest import LOADED, Visit
+from .conftest import LOADED, Visit, browser_path
 from .test_accessible import axe, findings
+from .test_site import key_sum
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
-TOKEN = "t" * 43
 MOST_PACKED = 0.97  # of a masked vector's bytes that are left when it is packed; random ones do not get smaller
 SGD = {"optimiser": "sgd", "lr": 0.5, "clip": 0.5, "epochs": 2, "batch_size": 3}
 ALLOWED = {f"/federation/{path}" for path in ("about", "enrol", "next", "answer", "leave")}
 
 
-class Endpoint:
-    """The server's side for one page: a mailbox that holds a message until it is answered; everything is recorded."""
+class Server:
+    """The endpoint for pages as `keyfed server --web` runs it, with the page of a federation."""
 
-    def __init__(self, folder) -> None:
-        import uvicorn
+    def __init__(self, processes: Processes, root: Path, export: Path) -> None:
+        self.home = ServerHome(root / "server")
+        make_certificates(self.home.path, [])
+        written = write_federated(export, root / "site")
+        self.hash = written.hash
+        self.address = start_web(processes, self.home, "127.0.0.1", 0, MODULE, written.folder, None) + "/"
+        self.files = {f"/{path}" for path in files_of_site(written.folder)} | {"/"}
+        self.web = WebTransport(self.home.path / WEB_SOCKET)
 
-        listening = serve.listen(0)
-        self.port: int = listening.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}/"
-        self.requests: list[str] = []
-        self.answers: list[tuple[str, bytes]] = []  # kind and body of what the page sent
-        self.refused: list[tuple[str, str]] = []
-        self.identity = ""
-        self.left = threading.Event()
-        self.skew = 0  # seconds that this server's clock is ahead
-        self.said: dict[str, Any] = {"format": "keyfed-web-1", "enrolling": True, "page": {}}
-        self.page = json.loads((folder / "page.json").read_text())
-        self.files = {f"/{path}" for path in files_of_site(folder)} | {"/"}
-        self._posts: queue.Queue[tuple[str, str, bytes, queue.Queue[Any]]] = queue.Queue()
-        self._open: dict[str, tuple[str, queue.Queue[Any]]] = {}
-        self._site = serve.app_of(files_served(folder), ("127.0.0.1",), self.port, 80)
-        self._server = uvicorn.Server(
-            uvicorn.Config(self._app, interface="asgi3", log_level="error", lifespan="off", ws="none")
-        )
-        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
-        self._thread.start()
+    def link(self) -> str:
+        return f"join={make_links(self.home)[0]}"
 
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(10)
 
-    def handle(self, kind: str, body: bytes) -> bytes:
-        """Send the page a message and wait for its answer (`transport.Handler`)."""
-        answered: queue.Queue[Any] = queue.Queue()
-        self._posts.put((secrets.token_hex(16), kind, body, answered))
-        found = answered.get(timeout=60)
-        if isinstance(found, Rejected):
-            self.refused.append((found.reason, found.detail))
-            raise found
-        self.answers.append((kind, found))
-        return bytes(found)
+class Recorded:
+    """A transport that keeps what one client answers."""
 
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        import asyncio
+    def __init__(self, transport: Transport, name: str) -> None:
+        self.transport, self.name = transport, name
+        self.answers: list[tuple[str, Answer]] = []
 
-        from starlette.requests import Request
-        from starlette.responses import JSONResponse, Response
+    def clients(self) -> Sequence[str]:
+        return self.transport.clients()
 
-        self.requests.append(f"{scope['method']} {scope['path']}")
-        if not scope["path"].startswith("/federation/"):
-            await self._site(scope, receive, send)
-            return
-        request, path = Request(scope, receive), scope["path"].rpartition("/")[2]
-        body, headers = await request.body(), request.headers
-        if path not in ("about", "enrol"):
-            assert re.fullmatch(r"Keyfed tab\.[0-9]{13}\.[0-9a-f]{128}", headers["authorization"])
-        answer: Response = Response(status_code=204)
-        if path == "about":
-            answer = JSONResponse({**self.said, "now": time.time() + self.skew, "page": self.said["page"] or self.page})
-        elif path == "enrol" and json.loads(body)["token"] == TOKEN and not self.identity:
-            self.identity = json.loads(body)["identity"]
-            answer = JSONResponse({"name": "tab", "roster": ""})
-        elif path == "enrol":
-            answer = JSONResponse({"error": "link", "reason": "unknown, used or expired"}, 403)
-        elif path == "leave":
-            self.left.set()
-        elif path == "next" and "keyfed-id" not in headers:
-            for _ in range(20):
-                if not self._posts.empty():
-                    id, kind, message, answered = self._posts.get()
-                    self._open[id] = kind, answered
-                    named = {"keyfed-kind": kind, "keyfed-id": id, "keyfed-deadline": str(time.time() + self.skew + 30)}
-                    answer = Response(message, headers=named, media_type="application/octet-stream")
-                    break
-                await asyncio.sleep(0.05)
-        elif path == "next":
-            await asyncio.sleep(0.5)
-        elif path == "answer":
-            _, answered = self._open.pop(headers["keyfed-id"])
-            error = headers.get("keyfed-error")
-            answered.put(body if error is None else Rejected(error, headers["keyfed-reason"]))  # type: ignore[arg-type]
-        await answer(scope, receive, send)
+    def exchange(self, posts: Mapping[str, Post], seconds: float) -> Mapping[str, Answer]:
+        found = self.transport.exchange(posts, seconds)
+        self.answers += [(posts[self.name].kind, found[self.name])] if self.name in found else []
+        return found
+
+    def uploads(self) -> list[Any]:
+        """The masked vectors that came."""
+        sent = [body for kind, body in self.answers if kind == "upload" and isinstance(body, bytes)]
+        return [load(unpack(body)[1][:-SIGNATURE_BYTES])["masked"] for body in sent]
+
+    def unmasked(self) -> list[str]:
+        """What should be masked and is not: masked bytes look random, and cannot be packed."""
+        shares = [len(zlib.compress(one.tobytes(), 9)) / one.nbytes for one in self.uploads()]
+        return [f"{share:.2f} when packed" for share in shares if share < MOST_PACKED]
 
 
 @pytest.fixture(scope="module")
-def endpoint(exported, tmp_path_factory):
+def server(exported, tmp_path_factory):
     for package in ("starlette", "uvicorn"):
         pytest.importorskip(package)
-    folder = tmp_path_factory.mktemp("federated") / "site"
-    write_federated(exported, folder)
-    running = Endpoint(folder)
-    yield running
-    running.stop()
+    root = tmp_path_factory.mktemp("federated")
+    with Processes(root) as processes:
+        yield Server(processes, root, exported)
 
 
 @pytest.fixture(scope="module")
-def member(browser, endpoint):
-    """A page whose owner has agreed, has typed and has joined; for the tests one after the other."""
-    one = Visit(browser, endpoint)
-    one.page.goto(f"{endpoint.address}#join={TOKEN}")
+def trusting(browser, server):
+    """A browser that trusts the server's certificate."""
+    trust = f"--ignore-certificate-errors-spki-list={key_sum(server.home.path / SERVER_CERT)}"
+    started = browser.browser_type.launch(executable_path=browser_path(), args=["--no-sandbox", trust])
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def member(trusting, server):
+    """A page whose owner agrees, types and joins; the tests are steps of one visit."""
+    one = Visit(trusting, server)
+    one.page.goto(f"{server.address}#{server.link()}")
     one.wait("ready")
     yield one
     assert one.problems == []
@@ -153,15 +126,16 @@ def kept(member: Visit) -> Any:
     return member.page.locator("#panel-body dd").first
 
 
-def test_before_consent_nothing_is_kept_and_no_server_is_asked(member, endpoint):
-    assert member.page.url == endpoint.address  # without the token
+def test_before_consent_nothing_is_kept_and_no_server_is_asked(member, server):
+    assert member.page.url == server.address  # without the token
     member.type("good morning everybody\nthank you very much\n")
     member.page.wait_for_timeout(300)
     assert member.page.evaluate("indexedDB.databases()") == []
     assert member.page.evaluate("Object.keys(localStorage)") != ["keyfed.federated"]
-    assert [request for request in endpoint.requests if "/federation/" in request] == []
+    assert [url for url in member.requests if "/federation/" in url] == []
     member.panel()
     expect(member.page.locator("#join")).to_be_disabled()
+    expect(member.page.get_by_label("Federation", exact=True)).to_contain_text(f"hash {server.hash}")
     member.close_panel()
 
 
@@ -219,13 +193,13 @@ STORED = """async () => {
 }"""
 
 
-def test_tuning_changes_the_strip_without_a_reload_sends_nothing_and_is_undone(member, endpoint):
+def test_tuning_changes_the_strip_without_a_reload_sends_nothing_and_is_undone(member, server):
     """A line that the model knows nothing of, typed often: after tuning its words come first; undone, they do not."""
     member.page.locator("#text").fill("")
     member.page.keyboard.insert_text("weather likes school mountains\n" * 24)
     member.set("source", "network")
     before = after_words(member, "weather ", "likes")
-    endpoint.requests.clear()
+    member.requests.clear()
     member.panel()
     member.page.click("#tune")
     expect(member.page.locator("#looked")).to_contain_text(
@@ -235,7 +209,7 @@ def test_tuning_changes_the_strip_without_a_reload_sends_nothing_and_is_undone(m
     member.close_panel()
     tuned = after_words(member, "weather ", "likes")
     assert (before, tuned) == (False, True)
-    assert [request for request in endpoint.requests if "/federation/" in request] == []
+    assert [url for url in member.requests if "/federation/" in url] == []
     member.reload()
     assert after_words(member, "weather ", "likes") is True
     member.panel()
@@ -256,21 +230,10 @@ def after_words(member, typed, word):
 # ---------------------------------------------------------------- a round, and what leaves the page
 
 
-def outside(visit: Visit, endpoint: Endpoint) -> list[str]:
+def outside(visit: Visit, server: Server) -> list[str]:
     """Return every request of a page that is none for the page's own files or for the endpoint."""
-    own = {f"{endpoint.address.rstrip('/')}{path}" for path in endpoint.files | ALLOWED}
+    own = {f"{server.address.rstrip('/')}{path}" for path in server.files | ALLOWED}
     return [url for url in visit.requests if url not in own]
-
-
-def unmasked(endpoint: Endpoint) -> list[str]:
-    """Return what an endpoint got that should be masked and is not: masked bytes look random, and cannot be packed."""
-    found = []
-    for kind, body in endpoint.answers:
-        if kind == "upload":
-            masked = load(unpack(body)[1][:-SIGNATURE_BYTES])["masked"].tobytes()
-            share = len(zlib.compress(masked, 9)) / len(masked)
-            found += [f"{len(masked)} bytes, {share:.2f} when packed"] if share < MOST_PACKED else []
-    return found
 
 
 class Said:
@@ -282,9 +245,9 @@ class Said:
 
 
 def federate(
-    endpoint: Endpoint, visit: Visit, folder: Any, rounds: int, look: Callable[[], object] = lambda: None
-) -> dict[str, Any]:
-    """Run a secure federation of four Python clients and the page; return its result.
+    server: Server, visit: Visit, name: str, folder: Path, rounds: int, look: Callable[[Recorded], object]
+) -> tuple[dict[str, Any], Recorded]:
+    """Run a secure federation of four Python clients and the page; return its result, and what the page answered.
 
     Args:
       look: called now and then.
@@ -292,69 +255,68 @@ def federate(
     files = write_texts(folder / "texts", 5)
     vocab, path = vocabulary(folder)
     config = small_config(folder / "texts", path, "fedavg", secure=True, rounds=rounds, cohort=5, **SGD)
-    transport, roster = federation(folder / "clients", files[1:], named=lambda path: path.name)
-    transport.handlers["tab"] = endpoint  # type: ignore[assignment]
-    roster.write({"tab": Enrolled(endpoint.identity, "00" * 32, "2026-01-01T00:00:00+00:00")})
-    patience, found = replace(QUICK, answer=30, quorum=5), {}
+    others, roster = federation(folder / "clients", files[1:], named=lambda path: path.name)
+    roster.write({name: Roster(server.home.roster).entries[name]})
+    joined = Joined(others, server.web, lambda client: is_page(roster.entries[client]))
+    recorded, found = Recorded(joined, name), {}
 
     def run() -> None:
-        given = with_limits(config), vocab, folder / "run", transport, roster, Said()
+        given = with_limits(config), vocab, folder / "run", recorded, roster, Said()
         with suppress(KeyfedError):  # a run whose sums do not open
-            found.update(train_deployed(*given, patience=patience))
+            found.update(train_deployed(*given, patience=replace(QUICK, answer=30, quorum=5)))
 
     thread = threading.Thread(target=run)
     thread.start()
     for _ in range(600):
         visit.page.wait_for_timeout(100)  # its events are heard meanwhile
-        look()
+        look(recorded)
         if not thread.is_alive():
             break
     thread.join(1)
-    return found
+    return found, recorded
 
 
-def joined(visit: Visit, folder: Any) -> None:
+def join(server: Server, visit: Visit, name: str, folder: Path) -> None:
     """Type what the fifth client has, and join."""
     visit.page.locator("#text").fill("")
     visit.press("Enter")
     visit.page.keyboard.insert_text(write_texts(folder / "texts", 5)[0].read_text())
-    visit.page.evaluate("(hash) => { location.hash = hash; }", f"join={TOKEN}")
+    visit.page.evaluate("(hash) => { location.hash = hash; }", server.link())
     visit.panel()
+    visit.page.fill("#client-name", name)
     visit.page.click("#join")
     expect(visit.page.locator("#rounds-note")).to_contain_text("waits for a round", timeout=LOADED)
 
 
-def test_it_takes_part_and_only_masked_sums_leave(member, endpoint, tmp_path):
+def test_it_takes_part_and_only_masked_sums_leave(member, server, tmp_path):
     """Two rounds with four Python clients; the final model comes, is looked at, and is in the strip."""
-    joined(member, tmp_path)
+    join(server, member, "tab", tmp_path)
     expect(note(member)).to_have_text("Joined as tab.")
-    endpoint.answers.clear()
     member.page.locator("input[name=preview]").check()
     previews: list[str] = []
 
-    def decide() -> None:
+    def decide(recorded: Recorded) -> None:
         """Look at every upload before it is sent; do not send the last one, which counts the validation text."""
         if not member.page.locator("#send").is_visible():
             return
-        sent = [kind for kind, _ in endpoint.answers].count("upload")
         previews.append(member.page.text_content("#sent"))
-        assert sent == min(len(previews), 4) - 1, "nothing is sent before it is looked at"
+        assert len(recorded.uploads()) == min(len(previews), 4) - 1, "nothing is sent before it is looked at"
         member.page.click("#send" if len(previews) != 4 else "#do-not-send")
         expect(member.page.locator("#send")).to_be_hidden()
 
-    found = federate(endpoint, member, tmp_path, rounds=2, look=decide)
+    found, recorded = federate(server, member, "tab", tmp_path, 2, decide)
     assert [found["rounds"], found["abandoned"]] == [2, 0]
-    kinds = [kind for kind, _ in endpoint.answers]
-    assert (kinds.count("upload"), kinds[-1]) == (4, "bye")  # calibration, two rounds, the test
-    assert endpoint.refused == [("not now", "the page's owner did not send this upload")]
+    assert len(recorded.uploads()) == 4  # calibration, two rounds, the test; not the validation
+    lost = [answer for _, answer in recorded.answers if isinstance(answer, Lost)]
+    assert [(one.reason, one.detail) for one in lost] == [("not now", "the page's owner did not send this upload")]
+    assert recorded.answers[-1][0] == "bye"
     assert all("waits for your word" in preview for preview in previews)
     assert "round 1, calibration" in previews[0]
     assert "round 2, upload" in previews[2]
     assert re.search(r"Trained on[0-9]+ tokens", previews[2])
-    masked = load(unpack(dict(endpoint.answers)["upload"])[1][:-SIGNATURE_BYTES])["masked"].tobytes()
-    assert masked[:16].hex() in previews[-1]  # what was shown is what was sent
-    assert unmasked(endpoint) == []
-    assert outside(member, endpoint) == []
+    assert recorded.uploads()[-1].tobytes()[:16].hex() in previews[-1]  # what was shown is what was sent
+    assert recorded.unmasked() == []
+    assert outside(member, server) == []
     expect(member.page.locator("#sent")).to_contain_text("5 clients; the sum opens with")
     said = "1 run without differential privacy, of which no ε is claimed"
     expect(member.page.get_by_label("Federation", exact=True)).to_contain_text(said)
@@ -376,36 +338,46 @@ def words_after(member: Visit, typed: str) -> list[str]:
     return found
 
 
-def test_what_goes_wrong_is_said_in_one_line(member, endpoint):
+def filled(**given: Any) -> Callable[[Any], None]:
+    """A route that answers in the server's place."""
+    return lambda route: route.fulfill(**given)
+
+
+def test_what_goes_wrong_is_said_in_one_line(member, server):
     member.panel()
+    used = server.link()
+    Caller(server.address, server.home.ca).enrol(used.removeprefix("join="))
     for fragment, says in {
         "join=short": "This link is damaged: ask for a new one.",
-        f"join={TOKEN}&server=https://elsewhere.test": "and this page may speak to http://127.0.0.1",
+        f"{used}&server=https://elsewhere.test": f"and this page may speak to {server.address.rstrip('/')}",
     }.items():
         member.page.evaluate("(hash) => { location.hash = hash; }", fragment)
         expect(note(member)).to_contain_text(says)
         assert "#" not in member.page.url
     member.page.click("#stop-rounds")
     expect(note(member)).to_have_text("Stopped: this page does not take part.")
-    member.page.evaluate("(hash) => { location.hash = hash; }", f"join={TOKEN}")
+    member.page.evaluate("(hash) => { location.hash = hash; }", used)
     member.page.click("#join")
     expect(note(member)).to_have_text("This link is used, expired or wrong: ask for a new one.")
+    about = {"format": "keyfed-web-1", "page": {"version": __version__, "hash": server.hash}, "enrolling": True}
     for change, says in [
         ({"page": {"version": "9.9.9", "hash": "0"}}, "the server of 9.9.9: reload the page, or get it again."),
         ({"format": "keyfed-web-9"}, "The server speaks another protocol than this page"),
+        ({"now": time.time() + 300}, "seconds slow; the server's is used."),
     ]:
-        before = endpoint.said
-        endpoint.said = {**before, **change}
+        member.context.route("**/federation/about", filled(json={**about, "now": time.time(), **change}))
         member.page.click("#go")
         expect(note(member)).to_contain_text(says)
         member.page.click("#stop-rounds")
-        endpoint.said = before
-    endpoint.skew = 300
+        member.context.unroute("**/federation/about")
+    member.context.route("**/federation/*", lambda route: route.abort())
     member.page.click("#go")
-    expect(note(member)).to_have_text(
-        re.compile(r"This device's clock is (299|300) seconds slow; the server's is used\.")
+    expect(member.page.locator("#rounds-note")).to_contain_text(
+        "The server is away (the server does not answer); tried again"
     )
-    endpoint.skew = 0
+    member.context.unroute("**/federation/*")
+    expect(member.page.locator("#rounds-note")).to_have_text("Takes part: waits for a round.")
+    member.problems.clear()  # the browser's lines on requests that failed
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -421,20 +393,20 @@ def test_nothing_serious_in_the_panel(member, scheme):
     assert findings(member) == []
 
 
-def test_stop_leave_and_forget(member, endpoint):
+def test_stop_leave_and_forget(member, server):
     member.page.click("#leave")
     member.page.click("#leave")
     expect(note(member)).to_contain_text("the server has taken this page off its roster")
-    assert endpoint.left.wait(5)
+    assert Roster(server.home.roster).entries["tab"].revoked
     member.page.click("#forget-kept")
     member.page.click("#forget-kept")
     expect(kept(member)).to_have_text("0 lines of at most 4,000")
     stored = member.page.evaluate(STORED)
     assert (stored["records"], stored["names"]["client"]) == (0, [])
     assert not {"tuned", "client"} & set(stored["names"]["page"])
-    before = len(endpoint.requests)
+    member.requests.clear()
     member.page.wait_for_timeout(1_500)
-    assert [request for request in endpoint.requests[before:] if "/federation/" in request] == []
+    assert member.requests == []
     member.page.locator("input[name=consent]").uncheck()
     member.close_panel()
     member.type("nothing of this is kept\n")
@@ -448,52 +420,45 @@ LEAKS = {  # in federated/page.mjs, when its name is typed; the worker's goes to
     "fetch": "fetch('ELSEWHERE?fetch', {mode: 'no-cors'}).catch(() => 0)",
     "image": "new Image().src = 'ELSEWHERE?image'",
     "beacon": "navigator.sendBeacon('ELSEWHERE?beacon', value)",
-    "socket": "new WebSocket('ws://localhost:PORT/?socket')",
+    "socket": "new WebSocket('ELSEWHERE?socket'.replace('https', 'wss'))",
     "query": "fetch('/federation/about?query=' + value.length).catch(() => 0)",
     "away": "location.href = 'ELSEWHERE?away'",
 }
-PLAIN = (
+PLAIN = [  # in secure/member.mjs: no mask is added
     ("await addMask(sent, await pairKey", "void (sent, await pairKey"),
     ("await addMask(sent, await selfKey", "void (sent, await selfKey"),
-)
+]
 
 
-def test_every_leak_is_noticed(browser, endpoint, tmp_path):
+def test_every_leak_is_noticed(trusting, server, tmp_path):
     """The checks above are worth it: without its policy a page that leaks fails them, in whatever way it does."""
-    leaky = Visit(browser, endpoint, bypass_csp=True)
-    elsewhere = f"http://localhost:{endpoint.port}/"
+    leaky = Visit(trusting, server, bypass_csp=True)
+    elsewhere = server.address.replace("127.0.0.1", "localhost")
     leaks = [f"{TYPED} if (value.endsWith('{name}')) {{ {leak}; }} }});" for name, leak in LEAKS.items()]
-    added = "\n".join(leaks).replace("ELSEWHERE", elsewhere).replace("PORT", str(endpoint.port))
-
-    def changed(route: Any) -> None:
-        response = route.fetch()
-        text = response.text()
-        if route.request.url.endswith("member.mjs"):
-            for old, new in PLAIN:
-                assert text.count(old) == 1
-                text = text.replace(old, new)
-        else:
-            text += added
-        route.fulfill(response=response, body=text)
-
-    leaky.context.route("**/secure/member.mjs", changed)
-    leaky.context.route("**/federated/page.mjs", changed)
-    endpoint.identity = ""
-    leaky.page.goto(f"{endpoint.address}#join={TOKEN}")
+    changes = {
+        "federated/page.mjs": [("const about =", "\n".join([*leaks, "const about ="]).replace("ELSEWHERE", elsewhere))],
+        "secure/member.mjs": PLAIN,
+    }
+    for path, replaced in changes.items():
+        text = (WEB / path).read_text("utf-8")
+        for old, new in replaced:
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        leaky.context.route(f"**/{path}", filled(body=text, content_type="text/javascript"))
+    leaky.page.goto(server.address)
     leaky.wait("ready")
     leaky.panel()
     leaky.page.locator("input[name=consent]").check()
     leaky.close_panel()
-    joined(leaky, tmp_path)
-    endpoint.answers.clear()
-    assert outside(leaky, endpoint) == []
-    federate(endpoint, leaky, tmp_path, rounds=1)
-    assert unmasked(endpoint)
+    join(server, leaky, "leaky", tmp_path)
+    assert outside(leaky, server) == []
+    _, recorded = federate(server, leaky, "leaky", tmp_path, 1, lambda recorded: None)
+    assert recorded.unmasked()
     leaky.close_panel()
     for name in LEAKS:
         leaky.page.locator("#text").fill("")
         leaky.type(name)
         leaky.page.wait_for_timeout(300)
-    noticed = outside(leaky, endpoint)
+    noticed = outside(leaky, server)
     leaky.close()
     assert [name for name in LEAKS if not any(name in request for request in noticed)] == []
