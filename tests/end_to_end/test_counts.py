@@ -52,7 +52,7 @@ def test_counts_are_written_tested_and_shown(counted, keyfed):
     rows = [line.split("│")[1].strip() for line in stdout.splitlines() if line.count("│") > 2]
     assert rows[-5:] == ["federated", "counts", "mixture", "mixture + own", "cache"]  # in a narrow terminal
     for page in ("report.md", "report.html"):
-        for row in ("federated counts", "mixture", "mixture + own cache"):
+        for row in ("federated counts", "mixture", "mixture + own cache", "; mixture with counts, test: "):
             assert row in (counted / page).read_text("utf-8"), (page, row)
     assert "Its mixture with federated counts has a test perplexity of" in stdout
     model, _ = read_counts(with_data(counted, None)[0])

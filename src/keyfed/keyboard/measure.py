@@ -223,16 +223,16 @@ def _times(taken: Sequence[tuple[float, float]]) -> dict[str, float] | None:
     return {"p50_ms": float(p50), "p95_ms": float(p95), "p99_ms": float(p99), "cpu_ms": float(cpu.mean())}
 
 
-def type_lines(keyboard: Decoder, lines: Iterable[str], rng: np.random.Generator, clock: KeystrokeClock) -> Counts:
-    """Type messages on a keyboard and count."""
+def type_lines(board: Decoder, lines: Iterable[str], rng: np.random.Generator | None, clock: KeystrokeClock) -> Counts:
+    """Type messages on a keyboard and count; without `rng` nothing is mistyped or swiped."""
     counts = Counts()
     for line in lines:
         found = words_in(line)
-        known = keyboard.knows([word for _, word in found])
-        _type_line(keyboard, line, list(zip(found, known, strict=True)), counts, clock)
+        known = board.knows([word for _, word in found])
+        _type_line(board, line, list(zip(found, known, strict=True)), counts, clock)
         for (start, word), is_known in zip(found, known, strict=True):
-            if is_known:
-                _mistype(keyboard, line[:start], word, counts, rng)
+            if is_known and rng is not None:
+                _mistype(board, line[:start], word, counts, rng)
     return counts
 
 
@@ -380,9 +380,9 @@ def evaluate_keyboard(
       ConfigError: a model of characters.
       DataError: the runs have different corpora or vocabularies, or there is no held-out text.
     """
-    runs, prepared = _load(folders)
-    sampled = {name: list(_sample(clients, words, seed)) for name, clients in _groups(prepared).items()}
-    groups = {name: clients for name, clients in sampled.items() if clients}
+    runs, prepared = load_runs(folders)
+    drawn = {name: list(sampled(clients, words, seed)) for name, clients in held_out(prepared).items()}
+    groups = {name: clients for name, clients in drawn.items() if clients}
     if not groups:
         raise DataError(f"{prepared.corpus.name} has no held-out text to type")
     # The keyboard of a private run has no written forms (`export.LEFT_OUT`), and only totals of its clients are shown.
@@ -390,7 +390,7 @@ def evaluate_keyboard(
     forms = {} if private else written_forms((c.train for c in prepared.population.trained), prepared.vocab)
     lists = lists_of(prepared.vocab, None if private else prepared, None)
     rows, version = [], ""
-    for row in _candidates(runs, prepared):
+    for row in candidates(runs, prepared):
         say(f"typing on {row.name}")
         found: dict[str, Any] = {"name": row.name, "bytes": row.size, "parameters": row.parameters}
         clock = KeystrokeClock()
@@ -399,7 +399,7 @@ def evaluate_keyboard(
             for group, clients in groups.items():
                 if row.personal and not any(client.train for client in clients):
                     continue  # no client's earlier text is known
-                counts = _type(keyboard, clients, clock, seed, learns=row.personal)
+                counts = type_clients(keyboard, clients, clock, seed, learns=row.personal)
                 by_client = None if private else _spread(counts)
                 found[group] = {**sum(counts, Counts()).summary(), "clients": len(counts), "by_client": by_client}
         if clock.words:
@@ -409,7 +409,8 @@ def evaluate_keyboard(
     return {**about, "typed": typed, "rows": rows}
 
 
-def _load(folders: Sequence[Path]) -> tuple[list[Trained], Prepared]:
+def load_runs(folders: Sequence[Path]) -> tuple[list[Trained], Prepared]:
+    """Read runs that learnt from the same text, and that text."""
     runs: list[Trained] = []
     prepared: Prepared | None = None
     for folder in folders:
@@ -436,7 +437,8 @@ def _text_of(run: Trained) -> tuple[Any, ...]:
     return data.name, data.partition, *clients, data.unseen, data.alpha, run.config.train.seed
 
 
-def _groups(prepared: Prepared) -> dict[str, Sequence[ClientText]]:
+def held_out(prepared: Prepared) -> dict[str, Sequence[ClientText]]:
+    """Return the clients with text to type, seen and unseen."""
     population = prepared.population
     left_out = set(prepared.excluded)  # too little text to train on
     seen = [c for c in population.trained if c.test and c.name not in left_out]
@@ -445,7 +447,7 @@ def _groups(prepared: Prepared) -> dict[str, Sequence[ClientText]]:
     return {"seen": seen, "unseen": [c for c in population.unseen if c.test]}
 
 
-def _sample(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[ClientText]:
+def sampled(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[ClientText]:
     """Draw clients and take each one's first lines until there are enough words; one alone gives all of them."""
     rng = np.random.default_rng([seed, len(clients)])
     left = words
@@ -463,7 +465,8 @@ def _sample(clients: Sequence[ClientText], words: int, seed: int) -> Iterator[Cl
             return
 
 
-def _candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candidate]:
+def candidates(runs: Sequence[Trained], prepared: Prepared) -> Iterator[Candidate]:
+    """Yield the rows: n-grams of everybody's text, and each run's models."""
     streams = [prepared.store.stream(k) for k in range(len(prepared.store))]
     whole = fit_kneser_ney(streams, len(prepared.vocab), ORDER)
     yield Candidate(f"n-gram, order {ORDER}", ngram_source(whole), {"fp32": _stored(whole)})
@@ -502,10 +505,10 @@ def _stored(model: KneserNey) -> int:
     return sum(8 * level.keys.size + 8 * level.start.size for level in model.levels)
 
 
-def _type(
-    keyboard: Decoder, clients: Sequence[ClientText], clock: KeystrokeClock, seed: int, *, learns: bool
+def type_clients(
+    keyboard: Decoder, clients: Sequence[ClientText], clock: KeystrokeClock, seed: int | None, *, learns: bool
 ) -> list[Counts]:
-    """Type each client's messages; slips are drawn by (seed, client), the same for every row.
+    """Type each client's messages; slips are drawn by (seed, client), the same for every row; without a seed none are.
 
     Args:
       learns: whether the device has learnt from the client's own earlier text.
@@ -516,7 +519,7 @@ def _type(
             lines = (*client.train, *client.valid)
             words = ((line, start, word) for line in lines for start, word in words_in(line))
             keyboard.learn([(word, line[:start]) for line, start, word in words])
-        rng = np.random.default_rng([seed, number])
+        rng = None if seed is None else np.random.default_rng([seed, number])
         found.append(type_lines(keyboard, client.test, rng, clock))
         if learns:
             keyboard.forget_all()

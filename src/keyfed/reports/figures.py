@@ -224,6 +224,11 @@ def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Dr
             lines.append((f"{label}, test: {show(level)}", level))
     best = finite(result.get("best_round"))
     tested = finite((result.get("test") or {}).get("perplexity"))
+    counted: list[tuple[str, float]] = []
+    for key, label in (("mixture", "mixture with counts"), ("cache", "… and own cache")):
+        found = finite((((result.get("counts") or {}).get(key) or {}).get("test") or {}).get("perplexity"))
+        if best is not None and found is not None and found < HIGHEST:
+            counted.append((f"{label}, test: {show(found)}", found))
 
     def draw(axes: Any, theme: Theme) -> None:
         blue, *others = theme.colours
@@ -238,11 +243,17 @@ def _perplexity(result: Record, records: Sequence[Record]) -> tuple[str, str, Dr
             shown.append(tested)
         for (label, level), colour, dashes in zip(lines, others, DASHES[1:], strict=False):
             axes.axhline(level, color=colour, linestyle=dashes, linewidth=1.8, label=label)
+        for (label, level), colour, marker in zip(counted, others[len(DASHES) - 1 :], "s^", strict=False):
+            axes.plot(
+                [best], [level], marker, color=colour, markersize=8, markeredgecolor=theme.ink, linestyle="none",
+                label=label, zorder=4,
+            )  # fmt: skip
+            shown.append(level)
         rounds_axis(axes, rounds)
         perplexity_axis(axes, shown)
 
     alt = f"Perplexity by round: validation from {show(values[0])} in round {rounds[0]} to {show(values[-1])} in round "
-    return "perplexity", alt + f"{rounds[-1]}" + "".join(f"; {label}" for label, _ in lines), draw
+    return "perplexity", alt + f"{rounds[-1]}" + "".join(f"; {label}" for label, _ in (*lines, *counted)), draw
 
 
 def _accuracy(records: Sequence[Record]) -> tuple[str, str, Draw] | None:
