@@ -1,9 +1,10 @@
 """What a keystroke and a new word cost the keyboard without a browser (`--help` says how).
 
-A CIFG of Gboard's size (96/670, tied, 10,000 words) with random weights, or a run's own, in PyTorch on one thread, and
-the page's decoder in node behind a pipe. Text is typed character by character: a keystroke inside a word ranks scores
-that are there, one that ends a word reads one token. Wall and CPU milliseconds (of both processes) from the text left
-of the cursor to the finished strip; swipes, too.
+A CIFG of Gboard's size (96/670, tied, 10,000 words) with random weights, or the model of a run or of `base`, in
+PyTorch on one thread, and the page's decoder in node behind a pipe, with the dictionary that an export has. Text is
+typed character by character: a keystroke inside a word ranks scores that are there, one that ends a word reads one
+token. Wall and CPU milliseconds (of both processes) from the text left of the cursor to the finished strip; swipes,
+too.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import torch
 
 from keyfed.config.load import Config, ModelConfig
 from keyfed.engine.network import init_params, parameter_count
+from keyfed.keyboard.dictionary import Lists, english, lists_of
 from keyfed.keyboard.keys import layout_of
 from keyfed.keyboard.measure import swipe
 from keyfed.keyboard.session import Decoder, keyboard_of
+from keyfed.run import base
 from keyfed.run.folder import Trained, load_model
 from keyfed.run.prepare import build_network
 from keyfed.text.vocab import SPECIALS, Vocab
@@ -84,12 +87,19 @@ def summary(times: list[tuple[float, float]]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", type=Path, help="run folder; without it random weights and made-up words")
+    parser.add_argument(
+        "run", nargs="?", type=Path, help="run folder, or base; without it random weights and made-up words"
+    )
     parser.add_argument("--words", type=int, default=TYPED, help="words typed")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    trained = load_model(options.run) if options.run else random_model(Path("."))
-    board = keyboard_of(trained)
+    packaged = base.load_base() if options.run and base.is_base(options.run) else None
+    if options.run is None:
+        trained, lists = random_model(Path(".")), Lists(english()[0])
+    else:
+        trained = load_model(options.run) if packaged is None else packaged.trained
+        lists = lists_of(trained.vocab, None, packaged)
+    board = keyboard_of(trained, lists=lists)
     draw = random.Random(2)
     known = [w for w in trained.vocab.words[len(SPECIALS) :] if w.isalpha() and len(set(w)) > 1]
     text = " ".join(draw.choice(known) for _ in range(options.words)) + " "
@@ -98,6 +108,7 @@ def main() -> None:
     found = {
         "parameters": parameter_count(trained.spec),
         "vocabulary": len(trained.vocab),
+        "dictionary": len(lists.dictionary),
         "decoder": f"node {board.version}",
         **{what: summary(of) for what, of in times.items()},
     }

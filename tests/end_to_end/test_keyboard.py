@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from keyfed.keyboard import measure
+from keyfed.keyboard.dictionary import Lists
 from keyfed.keyboard.measure import keyboard_markdown, keyboard_text
+from keyfed.keyboard.session import Decoder
 from tests.counting import count_run
 from tests.end_to_end.conftest import TINY, run_command, write_corpus
 
@@ -63,6 +66,28 @@ def test_a_run_is_typed_on_beside_n_grams_and_another_run(keyfed, run):
     assert text.startswith(figures), "drawn by the seed"
     assert "strokes" in figures
     assert "cifg, central" in " ".join(figures.split())
+
+
+def test_every_row_types_with_the_lists_that_an_export_has(run, monkeypatch):
+    asked, typed = [], []
+    lists = Lists(b"", ("teh",), None, True)
+
+    def listed(*of):
+        asked.append(of)
+        return lists
+
+    def noted(*of, lists, **more):
+        typed.append(lists)
+        return Decoder(*of, lists=lists, **more)
+
+    monkeypatch.setattr(measure, "lists_of", listed)
+    monkeypatch.setattr(measure, "Decoder", noted)
+    found = measure.evaluate_keyboard([run], words=1)
+    ((vocab, text, packaged),) = asked
+    assert packaged is None
+    assert text.vocab == vocab
+    assert any(client.train for client in text.population.trained), "uses are counted on what clients trained on"
+    assert typed == [lists] * len(found["rows"])
 
 
 def test_clients_who_learnt_have_a_row_and_corpora_without_people_have_none(keyfed, run, train_tiny):
