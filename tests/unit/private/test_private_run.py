@@ -173,7 +173,7 @@ def older(folder, terms):
     plain = {key: value for key, value in asdict(terms).items() if key != "count_noise"}
     line, digest = _line({"terms": plain}, ORIGIN)
     folder.mkdir()
-    (folder / LEDGER).write_bytes(line)
+    (folder / LEDGER).write_bytes(line + b"\n")
     _write_head(folder, [digest])
 
 
