@@ -361,7 +361,7 @@ def refit_ledger(folder, path):
             lines.append(made)
     except (ValueError, TypeError, AttributeError, RecursionError, StopIteration):
         return
-    next(folder.glob("*ledger*")).write_bytes(b"".join(lines))
+    next(folder.glob("*ledger*")).write_bytes(b"".join(line + b"\n" for line in lines))
 
 
 def use_ledger(folder):
