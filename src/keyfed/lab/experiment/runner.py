@@ -485,7 +485,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.studies or study_folder()
         workspace, listener = Workspace(options.work, options.device, options.data_dir, options.precision), Lines()
         store = Store(options.results, listener.say)
-        began, done = time.monotonic(), []
+        began = time.monotonic()
+        done: list[Progress] = []
         for study in [load_study(name, folder) for name in options.names]:
             progress = run_study(
                 study,
