@@ -138,8 +138,10 @@ def test_every_cell_in_the_repository_counts_as_finished():
     """Four are of cells that their study does not have any more."""
     results, said = samples.ROOT / "docs" / "results", []
     folders = sorted(p for p in (results / "data").iterdir() if p.is_dir())
-    studies = [load_study(folder.name, samples.ROOT / "studies") for folder in folders]
-    planned = {c.id for study in studies for scale in SCALES for c in cells_of(study, scale)}
+    plans = samples.ROOT / "studies"
+    own = {path.stem for path in plans.glob("*.toml")}  # a search of steps is in studies/runs
+    studies = [load_study(f.name, plans if f.name in own else plans / "runs") for f in folders]
+    planned = {c.id for study in studies for scale in SCALES if scale in study.scales for c in cells_of(study, scale)}
     cells = {json.loads(p.read_text("utf-8"))["id"] for folder in folders for p in folder.glob("*.json")}
     store = Store(results, said.append)
     there = set().union(*(store.of(study) for study in studies))

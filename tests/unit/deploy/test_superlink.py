@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,10 +40,10 @@ class Ended:
 
 @pytest.fixture
 def seconds(monkeypatch):
-    """A clock that only sleeping moves."""
+    """A clock that only the server's own sleeping moves, whatever other threads do."""
     now = [0.0]
-    monkeypatch.setattr(superlink.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(superlink.time, "sleep", lambda pause: now.__setitem__(0, now[0] + pause))
+    own = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda pause: now.__setitem__(0, now[0] + pause))
+    monkeypatch.setattr(superlink, "time", own)
     for name in ("only_one", "stop_at_signals"):
         monkeypatch.setattr(superlink, name, nothing)
     monkeypatch.setattr(superlink, "start_superlink", lambda processes, home, host, port: f"{host}:{port}")
