@@ -27,6 +27,7 @@ def write_page(folder):
     folder.mkdir()
     (folder / "index.html").write_text("<p>a page")
     (folder / "service-worker.js").write_text(WORKER)
+    (folder / "page.json").write_text('{"version": "1", "hash": "00"}')
     return folder
 
 

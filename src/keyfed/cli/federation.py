@@ -30,6 +30,7 @@ from keyfed.errors import ConfigError, DeployError, KeyfedError
 if TYPE_CHECKING:
     from keyfed.deploy.homes import ClientHome, Settings
     from keyfed.deploy.supernode import Client
+    from keyfed.deploy.up import Pages
 
 QUICK_TOKENS, QUICK_ROUNDS = 4_000, 5  # of a client and round, where nothing else is said
 
@@ -40,6 +41,9 @@ def up(
         str | None, typer.Argument(help="Method (`keyfed methods`); else the recipe, without a pilot.")
     ] = None,
     clients: Annotated[int, typer.Option(help="Clients, each with processes and keys of its own.", min=1)] = 3,
+    web: Annotated[
+        int, typer.Option(help="Browser pages that take part besides, with what you type in them.", min=0, max=20)
+    ] = 0,
     plain: Annotated[
         bool, typer.Option("--plain/--secure", help="Without secure aggregation: the server sees every update.")
     ] = False,
@@ -66,6 +70,11 @@ def up(
     goes (docs/privacy.md). Noise that hides one of four hides what they learn, too.
 
       keyfed up --clients 4 --dp epsilon=8
+
+    With --web it also serves the keyboard's federated page and prints a link for each page. You open them in a browser
+    on this machine, agree, type, and join; then the rounds begin (docs/browsers.md).
+
+      keyfed up --clients 2 --web 2
     """
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import cost_of, cost_text
@@ -74,13 +83,16 @@ def up(
     from keyfed.run.console import Narrator, plural
     from keyfed.run.pilot import choose_for_federation
 
-    if not plain and clients < 3:
-        raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
-    named = {**what, "train.cohort": clients, "secure.on": not plain, **privacy_settings(dp, settings)}
+    members, pages = clients + web, _pages(web) if web else None
+    if web and plain:
+        raise ConfigError("pages of a browser take part in secure sums only; leave out --plain, or --web")
+    if not plain and members < 3:
+        raise ConfigError(f"{plural(members, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
+    named = {**what, "train.cohort": members, "secure.on": not plain, **privacy_settings(dp, settings)}
     if what["data.name"] is None and config is None:  # enough to see it work
         quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": what["train.rounds"] or QUICK_ROUNDS}
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
-    resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), clients)
+    resolved, chosen = choose_for_federation(configure(method, config, named, settings, recipe=True), members)
     offered = what["train.init"] is None and not sets("train.init", settings, config)
     folder = out or default_out(resolved, False, f"up-{resolved.method}")
     with ExitStack() as stack:
@@ -93,7 +105,9 @@ def up(
         if plain:
             narrator.say("without secure aggregation: the server sees every client's update (--secure is the default)")
         try:
-            result = run_up(resolved, clients, folder, root, narrator, plain=plain, chosen=chosen, offered=offered)
+            result = run_up(
+                resolved, clients, folder, root, narrator, plain=plain, chosen=chosen, offered=offered, pages=pages
+            )
         except ConfigError:  # nothing was started
             raise
         except Exception:
@@ -103,12 +117,22 @@ def up(
                 say(f"{log.name}: {''.join(last)}")
             raise
     report = report_run(folder)
-    cost = cost_of(folder, clients)
+    cost = cost_of(folder, members)
     if as_json:
         print_json({**result, "cost": cost})
     else:
         typer.echo(report)
         typer.echo(cost_text(cost))
+
+
+def _pages(count: int) -> Pages:
+    """Return the pages of a demonstration, with the base model; what they need and lack is said first."""
+    from keyfed.deploy.up import Pages
+    from keyfed.keyboard.endpoint import MODULE, write_page
+    from keyfed.keyboard.graph import need
+
+    need("starlette", "uvicorn", "onnx", "onnxruntime")
+    return Pages(count, MODULE, lambda home: write_page(Path("base"), home))
 
 
 def _empty(home: Path) -> Path:

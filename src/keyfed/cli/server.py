@@ -104,8 +104,10 @@ def _pages(place: ServerHome, web: str, page: Path, origin: str | None) -> Calla
     from keyfed.deploy.homes import default_server_home
     from keyfed.deploy.web import check_origin, check_web, shown_host, start_web
     from keyfed.keyboard.endpoint import MODULE, page_of, write_page
+    from keyfed.keyboard.graph import need
     from keyfed.run.console import working
 
+    need("starlette", "uvicorn", "onnx", "onnxruntime")
     host, port = check_web(web)
     elsewhere = None if origin is None else check_origin(origin)
     shown_host(place, host)  # what the certificate does not cover is said before anything long

@@ -6,7 +6,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,17 @@ from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, write_enrolment
 from keyfed.deploy.homes import ServerHome, check_name, check_server, default_server_home, open_home
+from keyfed.deploy.links import link_of, make_links
 from keyfed.deploy.processes import Processes, stop_at_signals, unreachable, wait_until
 from keyfed.deploy.server_app import Unfinished, build_app, run_files, submit
 from keyfed.deploy.superlink import answers, start_superlink
 from keyfed.deploy.supernode import Client
+from keyfed.deploy.web import start_web
 from keyfed.errors import ConfigError, DeployError
 from keyfed.files import write_atomically
 from keyfed.text.corpus import Author, Corpus
 from keyfed.wire.flower.commands import need_flower, write_connection
-from keyfed.wire.joined import aside
+from keyfed.wire.joined import WEB_SOCKET, WebTransport, aside
 from keyfed.wire.roster import Roster, mark_of, roster_hash
 
 if TYPE_CHECKING:
@@ -33,7 +35,25 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS, WAIT_SECONDS = 120.0, 60.0
 ATTEMPTS, RETURN_SECONDS, SETTLE_SECONDS = 5, 300.0, 8.0
+JOIN_SECONDS, LINK_HOURS = 1800.0, 1.0
 TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Browser pages that take part in a federation on this machine, beside its other clients.
+
+    Attributes:
+      count: pages that are waited for.
+      module: runs the endpoint (`deploy.web.start_web`).
+      write: writes the page's files into a server's home; returns their folder.
+      seconds: until all of them have joined.
+    """
+
+    count: int
+    module: str
+    write: Callable[[ServerHome], Path]
+    seconds: float = JOIN_SECONDS
 
 
 def client_name(text: str) -> str:
@@ -140,6 +160,55 @@ def _trust(server: ServerHome, given: Sequence[Enrolment], clients: Sequence[Cli
         one.home.write(replace(settings, limits=replace(settings.limits, roster=trusted)))
 
 
+def page_hosts(count: int) -> list[str]:
+    """Return a host of this machine for each page: browsers keep what belongs to one apart from the others.
+
+    Example:
+      >>> page_hosts(3)
+      ['127.0.0.1', 'localhost', 'page-3.localhost']
+    """
+    return ["127.0.0.1", "localhost", *(f"page-{n}.localhost" for n in range(3, count + 1))][:count]
+
+
+def open_pages(processes: Processes, server: ServerHome, pages: Pages, listener: Listener) -> list[str]:
+    """Start the endpoint, say the link of every page, and return the pages' names."""
+    address = start_web(processes, server, "127.0.0.1", 0, pages.module, pages.write(server), None)
+    port = address.rpartition(":")[2]
+    names = [f"page-{n + 1}" for n in range(pages.count)]
+    for name, host in zip(names, page_hosts(pages.count), strict=True):
+        (token,) = make_links(server, 1, LINK_HOURS, name)
+        listener.say(f"{name}: {link_of(f'https://{host}:{port}', token)}")
+    listener.say(
+        "open each link in a window of its own that stays in sight, and go on past the browser's warning; agree in the "
+        "panel, type ten lines or more, then join; rounds begin when every page has joined"
+    )
+    return names
+
+
+def wait_for_pages(names: Sequence[str], web: WebTransport, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait until the pages of these names have joined and are open; say each that comes.
+
+    Raises:
+      DeployError: some are missing after so many seconds.
+    """
+    there: set[str] = set()
+
+    def all_there() -> bool:
+        now = set(names) & set(web.clients())
+        for name in sorted(now - there):
+            say(f"{name} has joined")
+        there.clear()
+        there.update(now)
+        return len(now) == len(names)
+
+    if not wait_until(all_there, seconds, lambda: True, 0.5):
+        missing = ", ".join(name for name in names if name not in there)
+        raise DeployError(
+            f"{len(there)} of {len(names)} pages joined within {seconds / 60:.0f} minutes; {missing} did not: "
+            f"open its link and join, or start again with fewer: --web {max(1, len(there))}"
+        )
+
+
 def up(
     config: Config,
     clients: int,
@@ -150,12 +219,14 @@ def up(
     plain: bool,
     chosen: Sequence[Setting] = (),
     offered: bool = False,
+    pages: Pages | None = None,
 ) -> Any:
-    """Run a federation of `clients` on this machine under the folder `root` and return the run's result.
+    """Run a federation of `clients` and `pages` on this machine under the folder `root`; return the run's result.
 
     All processes have ended when this returns or raises.
 
     Args:
+      clients: processes with a text of their own.
       chosen: what the recipe chose.
       offered: the run asks for no start, and takes the base model where that fits the clients' text.
     """
@@ -168,17 +239,19 @@ def up(
     from keyfed.run.start import find_source, make_ready, not_base, offer_start
 
     deployable(config)
+    members = clients + (pages.count if pages else 0)
     if config.privacy.on:
-        terms_for(config, clients)  # what cannot be promised is said before anything starts
+        terms_for(config, members)  # what cannot be promised is said before anything starts
     config, files = lay_out(config, clients, root)
     server = ServerHome(root / "server")
-    make_certificates(server.path, [])
+    make_certificates(server.path, page_hosts(pages.count) if pages else [])
     with Processes(root) as processes:
         preparing = aside(lambda: prepare(config))  # while the server starts
         address = start_superlink(processes, server, "127.0.0.1", 0)
         listener.say(
             f"server on {address}: TLS, node keys; {plural(clients, 'client')}, each a process with its own text"
         )
+        joining = open_pages(processes, server, pages, listener) if pages else []
         homes = {name: root / "clients" / name for name in files}
         start_clients(processes, server, address, homes, files, plain=plain)
         prepared = preparing.result()
@@ -191,10 +264,12 @@ def up(
             listener.say(line)
         _, start = make_ready(config, prepared, find_source(config), listener.say)
         files_of_run = run_files(
-            config, prepared.vocab.to_json(), out, clients=clients, wait=CONNECT_SECONDS, resume=False,
+            config, prepared.vocab.to_json(), out, clients=members, wait=CONNECT_SECONDS, resume=False,
             raw_vocabulary=config.data.vocab_file is None, own=start.get("own"),
         )  # fmt: skip
         build_app(root / "app", files_of_run)
+        if pages:
+            wait_for_pages(joining, WebTransport(server.path / WEB_SOCKET), pages.seconds, listener.say)
         return submit(server, root / "app", listener)
 
 
