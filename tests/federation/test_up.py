@@ -17,8 +17,10 @@ from keyfed.config.schema import AGAINST, LIMIT, SUM_LIMIT, TOKEN_LIMIT
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.homes import ServerHome
 from keyfed.deploy.processes import Processes, descendants, running, wait_until
+from keyfed.deploy.runs import begun_runs
 from keyfed.deploy.superlink import start_superlink
 from keyfed.deploy.up import start_clients
+from keyfed.reports.seen import read_run
 from keyfed.run.base import load_base
 from keyfed.run.folder import read_metrics, read_run_toml
 
@@ -161,11 +163,14 @@ def test_a_run_goes_on_after_its_server_was_killed(tmp_path):
                 lambda: (out / "metrics.jsonl").exists() and len(read_metrics(out)) > 0, 150, alive(process)
             )
             assert begun, process.communicate(timeout=60)[1][-2000:]
+            (noted,) = begun_runs(server)
+            assert (noted.out, noted.works) == (out, True)
             link = processes._running["superlink"]
             children = descendants(link.pid)
             os.kill(link.pid, signal.SIGKILL)
             link.wait(10)
             assert wait_until(lambda: not any(running(pid) for pid in children), 30, lambda: True)
+            assert begun_runs(server) == [noted._replace(works=False)]
             start_superlink(processes, server, "127.0.0.1", int(address.rpartition(":")[2]))
 
             def ended():
@@ -175,9 +180,13 @@ def test_a_run_goes_on_after_its_server_was_killed(tmp_path):
 
             assert wait_until(ended, 300, lambda: True, 0.5)
             told, err = process.communicate(timeout=30)
+            assert wait_until(lambda: not begun_runs(server)[0].works, 30, lambda: True)
         finally:
             process.kill()
             process.wait(10)
+    (again,) = begun_runs(server)
+    assert (again.out, again.number == noted.number) == (out, False)
+    assert (read_run(out, again.works).state, read_run(out, again.works).done) == ("finished", 6)
     assert process.returncode == 0, err[-2000:]
     assert "waiting for the server" in err
     assert json.loads(told)["rounds"] == 6

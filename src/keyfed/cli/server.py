@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +16,7 @@ from keyfed.cli.options import JsonOption, print_json, say
 from keyfed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from keyfed.deploy.homes import ServerHome
     from keyfed.deploy.processes import Processes
@@ -48,12 +50,22 @@ def server(
         str | None,
         typer.Option(metavar="ORIGIN", help="The other place, https://HOST, where the page is installed from --site."),
     ] = None,
+    page: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Port of your own live page, for this machine.  [any free]"
+        ),
+    ] = None,
+    no_page: Annotated[bool, typer.Option("--no-page", help="Show no live page.")] = False,
 ) -> None:
     """Run the server of a federation until Ctrl-C: clients connect to it, runs are submitted to it.
 
     Its folder holds the certificates, the roster of enrolled clients and a database, so that it can be stopped and
     started again. TLS and node keys are always on. Clients come in over the network; enrolling them and submitting
     runs is done on this machine only.
+
+    Its live page shows you the runs: rounds, cohort, refusals, bytes, loss, epsilon, and nothing of a single client.
+    The address is printed, and kept in page.txt of the folder. It answers on this machine only; keep it to yourself.
 
     With --web browsers take part as well: it serves the keyboard's federated page, whose text stays in the browser. A
     page joins by a one-time link (`keyfed enroll --link`), and is a member of the same secure sums as other clients.
@@ -85,17 +97,38 @@ def server(
         raise ConfigError("--name goes with --make-certificates: it is written into the certificate")
     if web is None and (web_page or web_origin):
         raise ConfigError(f"{'--web-page' if web_page else '--web-origin'} is of the page that --web serves; add --web")
+    if no_page and page is not None:
+        raise ConfigError("--page says where your page is, and --no-page that there is none; leave one of them out")
     more = None if web is None else _pages(place, web, web_page or Path("base"), web_origin)
 
-    serve(
-        place,
-        host,
-        port,
-        started=lambda address: _next_steps(place.path, address, host, port),
-        tend=lambda: [f"{gone} has left; its key is forgotten" for gone in act_on_wishes(place)],
-        say=say,
-        more=more or (lambda processes: ()),
-    )
+    with _own_page(place, page, no_page) as own:
+        serve(
+            place,
+            host,
+            port,
+            started=lambda address: _next_steps(place.path, address, host, port),
+            tend=lambda: [f"{gone} has left; its key is forgotten" for gone in act_on_wishes(place)],
+            say=say,
+            more=lambda processes: chain(more(processes) if more else (), own()),
+        )
+
+
+@contextmanager
+def _own_page(place: ServerHome, port: int | None, off: bool) -> Iterator[Callable[[], Iterable[str]]]:
+    """Serve the owner's page unless that is off; what is yielded says where it is."""
+    if off:
+        yield lambda: ()
+        return
+    from keyfed.deploy.runs import begun_runs, note_page
+    from keyfed.reports.live import owner_page
+
+    with owner_page(lambda: begun_runs(place), port or 0) as address:
+
+        def lines() -> Iterable[str]:
+            note_page(place, address)
+            yield f"your page, on this machine only: {address}"
+
+        yield lines
 
 
 def _pages(place: ServerHome, web: str, page: Path, origin: str | None) -> Callable[[Processes], Iterable[str]]:

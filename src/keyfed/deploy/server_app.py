@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from keyfed.deploy.enrolment import KnownKeys, flwr
 from keyfed.deploy.homes import SERVER_VARIABLE, ServerHome
 from keyfed.deploy.processes import die_with, unreachable
+from keyfed.deploy.runs import noted
 from keyfed.deploy.superlink import answers
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.files import BROKEN, parse_json, write_atomically
@@ -326,12 +327,13 @@ def train_submitted(folder: Path, grid: Grid, run: str, listener: Printer) -> An
     nodes = FlowerTransport(GridMailbox(grid), lambda key: known().get(key_sum(key)), run)
     transport = Joined(nodes, WebTransport(home.path / WEB_SOCKET), lambda name: known.page(name) is not None)
     wanted = min(int(told["clients"]), len(known()))
-    wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
-    config = config_from(told["config"], RUN)
-    return train_deployed(
-        config, vocab, Path(told["out"]), transport, Roster(home.roster), listener,
-        resume=bool(told["resume"]), raw_vocabulary=told.get("raw_vocabulary") is True, own=_share(told.get("own")),
-    )  # fmt: skip
+    with noted(home, run, Path(told["out"])):
+        wait_for(transport.clients, wanted, float(told["wait"]), listener.say)
+        config = config_from(told["config"], RUN)
+        return train_deployed(
+            config, vocab, Path(told["out"]), transport, Roster(home.roster), listener,
+            resume=bool(told["resume"]), raw_vocabulary=told.get("raw_vocabulary") is True, own=_share(told.get("own")),
+        )  # fmt: skip
 
 
 def _share(found: Any) -> float | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from torch import Generator, Tensor
 
 from keyfed.federated.cohort import Fate
+from keyfed.federated.reasons import Reason as Reason
 from keyfed.federated.spec import MethodSpec
 
 if TYPE_CHECKING:
@@ -155,26 +156,6 @@ class Share:
     clipped: bool = False
     statistics: LayerNumbers = field(default_factory=dict)
     silent: bool = False
-
-
-Reason = Literal[
-    # what a client sends cannot be right
-    "non-finite report", "non-finite upload", "exploding upload", "wrong shape", "wrong type", "wrong tensors",
-    "malformed", "too large", "wrong round", "no text", "out of range",
-    "does not fit", "against the others",
-    # who sends it
-    "not enrolled", "not signed",
-    # it sent what no honest client sends, and is shut out of the run
-    "lied",
-    # no answer came
-    "no answer", "not delivered", "unreachable", "client error",
-    # the client does not want to, or cannot
-    "not now", "not secure", "refused by client", "identity changed", "stale", "other model", "other method",
-    "non-finite model", "unknown run", "restarted", "state lost", "summed before", "too soon",
-    "other protocol",
-    # a limit that the client's owner has set
-    "over limit", "over budget", "hides among more", "strangers",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,27 +15,27 @@ worker would answer with the model of the one before. A site (`site`) has one.
 from __future__ import annotations
 
 import asyncio
-import errno
 import gzip
 import hashlib
 import os
-import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from keyfed.errors import ConfigError, RunError
 from keyfed.keyboard import bundle
 from keyfed.keyboard.graph import need
+from keyfed.wire.doors import HOST as HOST
+from keyfed.wire.doors import Guard
+from keyfed.wire.doors import listen as listen
 
 if TYPE_CHECKING:
     import uvicorn
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
-HOST = "127.0.0.1"
 WEB = Path(__file__).parent / "web"
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -187,7 +187,8 @@ def app_of(find: Finder, names: Sequence[str], port: int, left_out: int) -> ASGI
         return StreamingResponse(_pieces(path), headers=headers)
 
     hosts = {f"{name}:{port}" for name in names}
-    return _Guard(Starlette(routes=[Route("/{path:path}", file)]), hosts | set(names) if port == left_out else hosts)
+    hosts |= set(names) if port == left_out else set()
+    return Guard(Starlette(routes=[Route("/{path:path}", file)]), hosts, HEADERS)
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
@@ -199,60 +200,6 @@ def _pieces(path: Path) -> Iterator[bytes]:
 def type_of(name: str) -> str:
     """Return the content type of a file by its name."""
     return TYPES.get(Path(name).suffix, "text/plain; charset=utf-8")
-
-
-class _Guard:
-    """Around everything: the Host, the method, the headers of every answer."""
-
-    def __init__(self, app: ASGIApp, hosts: set[str]) -> None:
-        self._app = app
-        self._hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        hosts = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *own]}
-            await send(message)
-
-        if len(hosts) != 1 or hosts[0] not in self._hosts:
-            await _refuse(guarded, 400, "this server answers to its own address only")
-        elif scope["method"] not in ("GET", "HEAD"):
-            await _refuse(guarded, 405, "files are read here, nothing is taken", {"allow": "GET, HEAD"})
-        else:
-            await self._app(scope, receive, guarded)
-
-
-async def _refuse(send: Send, status: int, why: str, more: Mapping[str, str] | None = None) -> None:
-    headers = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(why)), **(more or {})}
-    pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": pairs})
-    await send({"type": "http.response.body", "body": why.encode()})
-
-
-def listen(port: int, host: str = HOST) -> socket.socket:
-    """Take a port of an address, any free one for 0; a browser that connects waits until the server runs.
-
-    Raises:
-      ConfigError: the port is taken or may not be had, or the address is not one of this machine.
-    """
-    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((host, port))
-        taken.listen(64)
-    except (OSError, OverflowError) as e:
-        taken.close()
-        number = e.errno if isinstance(e, OSError) else None
-        if number == errno.EADDRNOTAVAIL:
-            raise ConfigError(f"{host} is not an address of this machine; give one of its own with --address") from None
-        why = "is taken" if number == errno.EADDRINUSE else f"cannot be had ({getattr(e, 'strerror', None) or e})"
-        raise ConfigError(f"port {port} {why}; choose another with --port, or 0 for any that is free") from None
-    return taken
 
 
 def make_server(app: ASGIApp, certificate: tuple[Path, Path] | None = None) -> uvicorn.Server:

@@ -88,10 +88,13 @@ def finite(value: Any) -> float | None:
     """Return a number one can draw or print, or None for anything else.
 
     Example:
-      >>> finite(2), finite(float("nan")), finite(None)
-      (2.0, None, None)
+      >>> finite(2), finite(float("nan")), finite(10**400), finite(None)
+      (2.0, None, None, None)
     """
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    try:
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return None
     return float(value) if usable else None
 
 

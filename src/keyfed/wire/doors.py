@@ -12,14 +12,20 @@ What is behind the doors decides who is known: `wire.flower.gate` for Flower's n
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
+import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from keyfed.errors import ConfigError
 from keyfed.system import raise_open_files
+
+if TYPE_CHECKING:
+    import uvicorn
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,6 +33,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
+HOST = "127.0.0.1"
 LONGEST_ADDRESS = 64  # characters; an IPv6 address and its scope have 61
 MALFORMED, SLOW, LARGE = 400, 408, 413
 
@@ -77,6 +84,64 @@ async def answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, by
     length = (b"content-length", str(len(body)).encode())
     await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
     await send({"type": "http.response.body", "body": body})
+
+
+class Guard:
+    """Around an application that is read only: the Host, the method, the headers of every answer.
+
+    A request with another Host is refused: a web site that makes its name point to this machine gets nothing.
+
+    Args:
+      hosts: what a browser may write there.
+      headers: of every answer.
+    """
+
+    def __init__(self, app: Application, hosts: Collection[str], headers: Mapping[str, str]) -> None:
+        self._app, self._hosts = app, hosts
+        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it in one line."""
+        if scope["type"] != "http":
+            return
+        hosts = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", []), *self._headers]}
+            await send(message)
+
+        plain = (b"content-type", b"text/plain; charset=utf-8")
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
+            await answer(guarded, 400, b"this server answers to its own address only", plain)
+        elif scope["method"] not in ("GET", "HEAD"):
+            await answer(guarded, 405, b"files are read here, nothing is taken", plain, (b"allow", b"GET, HEAD"))
+        else:
+            await self._app(scope, receive, guarded)
+
+
+def listen(port: int, host: str = HOST, option: str = "--port") -> socket.socket:
+    """Take a port of an address, any free one for 0; a browser that connects waits until the server runs.
+
+    Args:
+      option: names the port, for the error.
+
+    Raises:
+      ConfigError: the port is taken or may not be had, or the address is not one of this machine.
+    """
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind((host, port))
+        taken.listen(64)
+    except (OSError, OverflowError) as e:
+        taken.close()
+        number = e.errno if isinstance(e, OSError) else None
+        if number == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"{host} is not an address of this machine; give one of its own with --address") from None
+        why = "is taken" if number == errno.EADDRINUSE else f"cannot be had ({getattr(e, 'strerror', None) or e})"
+        raise ConfigError(f"port {port} {why}; choose another with {option}, or 0 for any that is free") from None
+    return taken
 
 
 SPARE_FILES = 256  # for databases, logs and processes
@@ -207,7 +272,7 @@ class Door(asyncio.Protocol):
     """One connection: counted, then TLS, then handed to uvicorn with limits of time and bytes.
 
     Args:
-      tls: None for tests without TLS.
+      tls: None for a server of this machine alone.
     """
 
     def __init__(
@@ -346,29 +411,46 @@ def serve(connections: Connections) -> Callable[..., None]:
     """Return what serves an application as `uvicorn.run` would, which Flower calls: the same server, behind doors."""
 
     def run(**options: Any) -> None:
-        import uvicorn
-        from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-        def door(**its: Any) -> Door:
-            loop = asyncio.get_running_loop()
-            http: Any = _without_trailers(AutoHTTPProtocol)(**{**its, "_loop": loop})
-            return Door(http, connections, tls, loop)
-
-        # No access log: Flower leaves routine successes out of it, so that it is a file for strangers to fill.
-        fixed: dict[str, Any] = {"http": door, "ws": "none", "proxy_headers": False, "access_log": False}
-        # asyncio's own loop: uvloop begins to read after `connection_made`, so that bytes before TLS would be lost.
-        fixed["loop"] = "asyncio"
-        config = uvicorn.Config(**{**options, **fixed})
-        config.load()
-        tls, config.ssl = config.ssl, None  # uvicorn listens without TLS; the door starts it
+        server, tls = _server(connections, options)
         if tls is None:
             raise RuntimeError("a server without TLS")
-        server = uvicorn.Server(config)
         server.run()
         if not server.started:
             raise SystemExit(3)
 
     return run
+
+
+LOCAL = ConnectionLimits(
+    total=64, strangers=64, head_seconds=10.0, here_bytes=16_384, request_bytes=16_384, write_seconds=30.0
+)
+"""Of a server for this machine alone, which reads no bodies: one more connection closes the one that waits longest."""
+
+
+def local_server(app: Application, limits: ConnectionLimits = LOCAL) -> uvicorn.Server:
+    """Return a server without TLS, for this machine alone: `run(sockets=[…])` answers until `should_exit` is set."""
+    options = {"app": app, "lifespan": "off", "log_level": "error", "server_header": False}
+    return _server(Connections(limits), {**options, "timeout_graceful_shutdown": 1})[0]
+
+
+def _server(connections: Connections, options: Mapping[str, Any]) -> tuple[uvicorn.Server, ssl.SSLContext | None]:
+    """Return uvicorn's server behind doors, and the TLS that these start."""
+    import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    def door(**its: Any) -> Door:
+        loop = asyncio.get_running_loop()
+        http: Any = _without_trailers(AutoHTTPProtocol)(**{**its, "_loop": loop})
+        return Door(http, connections, tls, loop)
+
+    # No access log: Flower leaves routine successes out of it, so that it is a file for strangers to fill.
+    fixed: dict[str, Any] = {"http": door, "ws": "none", "proxy_headers": False, "access_log": False}
+    # asyncio's own loop: uvloop begins to read after `connection_made`, so that bytes before TLS would be lost.
+    fixed["loop"] = "asyncio"
+    config = uvicorn.Config(**{**options, **fixed})
+    config.load()
+    tls, config.ssl = config.ssl, None  # uvicorn listens without TLS; the door starts it
+    return uvicorn.Server(config), tls
 
 
 def most_connections(total: int) -> int:
