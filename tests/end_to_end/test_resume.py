@@ -202,8 +202,12 @@ def test_ctrl_c_between_two_checkpoints_loses_no_round(corpus, tmp_path):
     config = tiny(corpus, checkpoint_every=4, eval_every=2)
     train(config, tmp_path / "whole")
     out = tmp_path / "run"
+    listener = Heard(3)
+    seen = []
+    listener.within = lambda what: seen.append((what, sorted(checkpoints(out))))
     with pytest.raises(KeyboardInterrupt):
-        train(config, out, listener=Heard(3))
+        train(config, out, listener=listener)
+    assert seen[-1] == ("stopping, with a checkpoint", []), "answered before it is written"
     assert sorted(checkpoints(out)) == ["round-000003"]
     train(config, out, resume=True)
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()

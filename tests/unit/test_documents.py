@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -162,26 +163,28 @@ def test_every_page_is_in_the_menu_once():
     assert all((DOCS / page).exists() for page in nav if page.startswith("results/"))
 
 
-def clicks(start: Path) -> dict[Path, int]:
-    """How many links lead from a page to each other."""
-    found, todo = {start: 0}, [start]
-    for page in todo:
-        for target in links(page.read_text("utf-8")):
-            file = (page.parent / target.partition("#")[0]).resolve()
-            if file.suffix == ".md" and file.exists() and file not in found:
-                found[file] = found[page] + 1
-                todo.append(file)
-    return found
+def linked(page: Path) -> set[Path]:
+    """The files that a page links to."""
+    return {(page.parent / target.partition("#")[0]).resolve() for target in links(page.read_text("utf-8"))}
 
 
-def test_ten_questions_are_answered_within_three_clicks():
-    text = (DOCS / "questions.md").read_text("utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| ") and "?" in line]
-    assert len(rows) == 10
-    found = clicks((DOCS / "index.md").resolve())
-    for row in rows:
-        (answer, *_) = list(links(row))
-        assert found[(DOCS / answer.partition("#")[0]).resolve()] <= 3, row
+QUESTIONS = [line for line in (DOCS / "questions.md").read_text("utf-8").splitlines() if "? |" in line]
+
+
+def test_there_are_ten_questions():
+    assert len(QUESTIONS) == 10
+
+
+@pytest.mark.parametrize("row", QUESTIONS, ids=lambda row: row.split("|")[1].strip())
+def test_a_question_is_answered_within_three_clicks(row):
+    """The path that the page shows can be walked, from the start page to one that the answer names."""
+    _, _, answer, shown, _ = row.split("|")
+    path = [(DOCS / target).resolve() for target in links(shown)]
+    assert path[0] == (DOCS / "index.md").resolve()
+    assert len(path) - 1 <= 3
+    assert path[-1] in [(DOCS / target.partition("#")[0]).resolve() for target in links(answer)]
+    for page, after in pairwise(path):
+        assert after in linked(page), f"{name(page)} has no link to {name(after)}"
 
 
 def test_pages_of_the_site_have_no_link_out_of_it(tmp_path):
@@ -208,6 +211,66 @@ def test_a_link_to_the_repository_becomes_a_path():
 
 def test_the_page_of_the_python_interface_is_that_of_the_package():
     assert script("api").page() == (DOCS / "api.md").read_text("utf-8"), "run `make docs`"
+
+
+# The README, and code that pages show
+
+README = (ROOT / "README.md").read_text("utf-8")
+english = script("english")
+
+
+def test_the_readme_is_read_in_two_minutes():
+    assert len(README) <= 6_000
+    prose = [block.text for block in english.markdown_blocks(README)]
+    cells = [cell for table in tables(README) for row in table for cell in row]
+    assert max(english.words(sentence) for text in prose + cells for sentence in english.sentences(text)) <= 30
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """The tables of a page, as rows of cells; code and links as they are shown."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.M):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", block).replace("`", "")
+        yield [row.strip("|").split("|") for row in shown.splitlines() if not row.startswith("|--")]
+
+
+def least_width(table: list[list[str]]) -> int:
+    """Letters that a table needs at least: the longest word of each column."""
+    return sum(max(len(word) for cell in column for word in re.split(r"[\s–-]", cell)) for column in zip(*table))  # noqa: B905
+
+
+def test_the_readme_fits_a_screen_and_a_phone():
+    """A phone shows 40 letters of code in a line, and about 32 of a table with four columns; a screen about 110."""
+    commands = [line.strip() for line in README.splitlines() if line.startswith("    make ")]
+    assert len(commands) == 3
+    assert max(map(len, commands)) <= 40
+    code = README.partition("```python\n")[2].partition("```")[0]
+    assert max(map(len, code.splitlines())) <= 110
+    written = re.sub(r"<!-- methods:.*<!-- end of methods -->", "", README, flags=re.S)
+    found = {table[0][0].strip(): least_width(table) for table in tables(written)}
+    assert len(found) == 3
+    assert {head: width for head, width in found.items() if width > 32} == {}
+
+
+def test_a_table_that_is_too_wide_is_found():
+    (table,) = tables("| test perplexity | Kneser–Ney-5, pooled |\n|---|--:|\n| [a.stackexchange](a.md), all | 1 |\n")
+    assert least_width(table) == len("a.stackexchange,") + len("pooled")
+
+
+RUN_BY = {
+    "README.md": "end_to_end/test_api.py",
+    "docs/add-a-method.md": "end_to_end/test_add_a_method.py",
+    "docs/extending.md": "end_to_end/test_extending.py",
+    "docs/own-data.md": "end_to_end/test_own_data.py",
+    "docs/python.md": "end_to_end/test_notebook.py",
+    "docs/starting-smart.md": "end_to_end/test_variants.py",
+}
+
+
+def test_every_block_that_can_be_run_is_run_by_a_test():
+    runnable = {name(page) for page in PAGES if re.search(r"^```(?:python|console)$", page.read_text("utf-8"), re.M)}
+    assert runnable == set(RUN_BY)
+    for page, test in RUN_BY.items():
+        assert f'"{page.rpartition("/")[2]}"' in (ROOT / "tests" / test).read_text("utf-8")
 
 
 # Files that others read

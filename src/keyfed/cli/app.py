@@ -32,7 +32,7 @@ from keyfed.cli.server import enroll, server
 from keyfed.cli.train import counts, pretrain, train
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
-from keyfed.system import EXTRAS, leads, missing_of
+from keyfed.system import EXTRAS, leads, missing_of, sleep_soon
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -245,6 +245,7 @@ def main() -> None:
     import click
 
     command = plainly(typer.main.get_command(app))
+    sleep_soon()
     if not leads():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process
         # Read when torch is imported: that rank 0 went first is no news, and would be a page of C++ frames.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -217,7 +216,7 @@ def client(
 
       keyfed client --pause
     """
-    from keyfed.deploy.homes import ClientHome, default_client_home
+    from keyfed.deploy.homes import ClientHome, default_client_home, home_option
 
     place = ClientHome((home or default_client_home()).absolute())
     if sum((pause, resume, status, leave, preview)) > 1:
@@ -228,7 +227,8 @@ def client(
     if pause or resume:
         place.settings()  # said if it is no home
         place.pause(pause)
-        typer.echo(f"paused; go on with: {_homed('keyfed client --resume', place)}" if pause else "taking part again")
+        on = f"keyfed client --resume{home_option(place.path)}"
+        typer.echo(f"paused; go on with: {on}" if pause else "taking part again")
     elif status:
         found = _status(place)
         print_json(found) if as_json else typer.echo("\n".join(f"{k}: {v}" for k, v in found.items()))
@@ -333,25 +333,19 @@ def _on_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def _homed(command: str, place: ClientHome) -> str:
-    """Return a command of a client with its home, where that is not the usual one."""
-    from keyfed.deploy.homes import default_client_home
-
-    usual = place.path == default_client_home().absolute()
-    return command if usual else f"{command} --home {shlex.quote(str(place.path))}"
-
-
 def _tell(place: ClientHome, one: Client) -> None:
+    from keyfed.deploy.homes import home_option
+
     settings = place.settings()
     when = f", only when {' and '.join(settings.when)}" if settings.when else ""
-    pause = _homed("keyfed client --pause", place)
+    pause = f"keyfed client --pause{home_option(place.path)}"
     one.say(f"{settings.name} takes part at {settings.server}{when}; Ctrl-C ends it, {pause} pauses it")
     if place.paused():
-        one.say(f"it is paused: {_homed('keyfed client --resume', place)}")
+        one.say(f"it is paused: keyfed client --resume{home_option(place.path)}")
 
 
 def _status(place: ClientHome) -> dict[str, Any]:
-    from keyfed.deploy.homes import describe, kept_files
+    from keyfed.deploy.homes import describe
     from keyfed.deploy.processes import PIDS, running
     from keyfed.files import BROKEN, read_json
 
@@ -373,7 +367,7 @@ def _status(place: ClientHome) -> dict[str, Any]:
         "agreed": agreed,
         "trains when": ", ".join(settings.when) or "always",
         **dict(describe()),
-        "text": f"{place.data()}, {len(kept_files(place.data(), settings.keep_days))} files",
+        "text": _text_of(place, settings),
         "text in the last run": _read(place.path / "found.txt") or "no run yet",
         "text is kept": f"{settings.keep_days} days" if settings.keep_days else "without limit",
         "runs without secure aggregation": "takes part" if settings.plain else "refused",
@@ -384,6 +378,22 @@ def _status(place: ClientHome) -> dict[str, Any]:
         "last refusal": _read(place.path / "refused.txt") or "none",
         "privacy spent": _spent(place),
     }
+
+
+def _text_of(place: ClientHome, settings: Settings) -> str:
+    """Say how much text a client has, or why it has none that can be trained on; quote nothing."""
+    from keyfed.deploy.homes import kept_files
+    from keyfed.run.console import plural
+    from keyfed.text.catalogue import look_at
+
+    count = len(kept_files(place.data(), settings.keep_days))
+    if not count:
+        return f"{place.data()}: nothing there yet"
+    try:
+        found = look_at(place.data(), settings.me or None, settings.reading())
+        return f"{place.data()}: {plural(count, 'file')}, {found}"
+    except KeyfedError as error:
+        return str(error)
 
 
 def _roster(home: Path) -> str:

@@ -134,7 +134,7 @@ def _own_page(place: ServerHome, port: int | None, off: bool) -> Iterator[Callab
 def _pages(place: ServerHome, web: str, page: Path, origin: str | None) -> Callable[[Processes], Iterable[str]]:
     """Write the page into the server's home; return what starts the endpoint for pages and says what comes next."""
     from keyfed.deploy.certificates import fingerprint
-    from keyfed.deploy.homes import default_server_home
+    from keyfed.deploy.homes import home_option
     from keyfed.deploy.web import check_origin, check_web, shown_host, start_web
     from keyfed.keyboard.endpoint import MODULE, page_of, write_page
     from keyfed.keyboard.graph import need
@@ -146,8 +146,6 @@ def _pages(place: ServerHome, web: str, page: Path, origin: str | None) -> Calla
     shown_host(place, host)  # what the certificate does not cover is said before anything long
     with working(f"writing the page with the model of {page}"):
         folder = write_page(page, place)
-    usual = place.path == default_server_home().absolute()
-    where = "" if usual else f" --home {shlex.quote(str(place.path))}"
 
     def start(processes: Processes) -> Iterable[str]:
         address = start_web(processes, place, host, port, MODULE, folder, elsewhere)
@@ -155,19 +153,19 @@ def _pages(place: ServerHome, web: str, page: Path, origin: str | None) -> Calla
         yield f"pages: {elsewhere or address}, version {about.version}; a page shows this hash: {about.hash}"
         yield f"   browsers trust the server after ca.crt is installed ({address}/keyfed.crt), SHA-256:"
         yield f"   {fingerprint(place.ca)}"
-        yield f"4. a browser joins by a one-time link, also drawn for a phone: keyfed enroll --link{where}"
+        enroll = f"keyfed enroll --link{home_option(place.path)}"
+        yield f"4. a browser joins by a one-time link, also drawn for a phone: {enroll}"
 
     return start
 
 
 def _next_steps(home: Path, address: str, host: str, port: int) -> list[str]:
+    from keyfed.deploy.homes import home_option
+
     shown = f"[{host}]" if ":" in host else host
     outside = "THIS-MACHINE" if host in ("0.0.0.0", "::") else shown
-    from keyfed.deploy.homes import default_server_home
-
-    usual = home == default_server_home().absolute()
-    where = "" if usual else f" --home {shlex.quote(str(home))}"
-    federation = address if usual else shlex.quote(str(home))  # its certificate lies there
+    where = home_option(home)
+    federation = shlex.quote(str(home)) if where else address  # its certificate lies there
     return [
         f"listening on {shown}:{port}, TLS and node keys on; Ctrl-C ends it",
         f"1. give {home / 'ca.crt'} to your clients; each starts: "

@@ -155,9 +155,8 @@ def train(
       keyfed train fedavg --dp epsilon=8 --population 1000000
     """
     named = {**what, **start, **privacy, **curves, **privacy_settings(dp, settings)}
-    named["secure.on"] = _secure(bool(named["secure.on"]), plain, federation)
     _train(
-        method, named, settings, config, minutes=minutes, out=out, resume=resume, dry_run=dry_run,
+        method, named, settings, config, minutes=minutes, out=out, resume=resume, dry_run=dry_run, plain=plain,
         tensorboard=tensorboard, federation=federation, as_json=as_json,
     )  # fmt: skip
 
@@ -194,10 +193,12 @@ def _train(
     tensorboard: bool,
     as_json: bool,
     federation: str | None = None,
+    plain: bool = False,
 ) -> None:
     """Resolve the configuration, train as it says, report; or only say what would be done."""
     from keyfed.run.folder import read_run_toml
 
+    named["secure.on"] = _secure(bool(named.get("secure.on")), plain, federation)
     counted = named["train.rounds"] is not None or sets("train.rounds", settings, None)
     flags = {"--minutes": minutes is not None, "--rounds": counted}
     _refuse_flags({**flags, "--curves": named["train.curves"], "--federation": federation is not None})

@@ -96,8 +96,11 @@ def check_certificate(path: Path, now: datetime.datetime | None = None, *, recei
     """
     from cryptography import x509
 
+    from keyfed.deploy.homes import home_option
+
     now = now or datetime.datetime.now(datetime.UTC)
-    how = "the server's operator has it" if received else "`keyfed server --make-certificates` makes it"
+    make = f"keyfed server --make-certificates{home_option(path.parent)}"
+    how = "the server's operator has it" if received else f"`{make}` makes it"
     try:
         certificate = x509.load_pem_x509_certificate(path.read_bytes())
     except FileNotFoundError:
@@ -113,7 +116,7 @@ def check_certificate(path: Path, now: datetime.datetime | None = None, *, recei
         how = (
             "ask the server's operator for a new one and give it with --ca"
             if received
-            else "on the server, move it and its key away and run `keyfed server --make-certificates`"
+            else f"on the server, move it and its key away and run `{make}`"
         )
         raise DeployError(f"{path} expired on {end:%Y-%m-%d %H:%M} UTC; {how}")
     left = (end - now).days

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from keyfed.deploy.homes import ClientHome, Settings
+from keyfed.deploy.homes import ClientHome, Settings, home_option
 from keyfed.errors import DeployError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.limits import Limits
@@ -105,6 +105,8 @@ def ask(
     if given(home, text):
         return
     say(text)
+    if more := home_option(home):  # not in the words: a home that is moved needs no new consent
+        say(f"The commands above need the option{more}")
     if not yes:
         if read is None:
             raise DeployError("nobody can be asked here; read the words above and start with --yes if you agree")

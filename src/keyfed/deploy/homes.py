@@ -25,6 +25,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -179,6 +180,17 @@ class ClientRuns(DeployError):
 def default_client_home() -> Path:
     """Return a client's home: KEYFED_CLIENT_HOME, or ~/.keyfed/client."""
     return Path(os.environ.get("KEYFED_CLIENT_HOME") or Path.home() / ".keyfed" / "client")
+
+
+def home_option(path: Path) -> str:
+    """Return what the commands of a client or server end in where its home is not the usual one; else nothing.
+
+    Example:
+      >>> home_option(Path("/my home")), home_option(default_client_home().absolute())
+      (" --home '/my home'", '')
+    """
+    usual = (default_client_home().absolute(), default_server_home().absolute())
+    return "" if path.absolute() in usual else f" --home {shlex.quote(str(path))}"
 
 
 def check_name(name: str) -> str:

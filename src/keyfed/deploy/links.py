@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from urllib.parse import quote
 
 from keyfed.deploy.enrolment import forget, one_at_a_time, read_object, refuse_known, verify_document
-from keyfed.deploy.homes import ServerHome, check_name
+from keyfed.deploy.homes import ServerHome, check_name, home_option
 from keyfed.errors import ConfigError, DeployError, RunError
 from keyfed.files import BROKEN, read_json, write_atomically
 from keyfed.wire.pages import Declined
@@ -200,7 +200,8 @@ def web_address(home: ServerHome) -> WebAddress:
         return found
     except FileNotFoundError:
         raise DeployError(
-            f"{home.path}: no page can join, as the server runs without --web; start it: keyfed server --web PORT"
+            f"{home.path}: no page can join, as the server runs without --web; start it: "
+            f"keyfed server --web PORT{home_option(home.path)}"
         ) from None
     except (OSError, *BROKEN) as e:
         raise DeployError(f"{home.path / WEB_ADDRESS} cannot be read: {e}; start the server again") from None

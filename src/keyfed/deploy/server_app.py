@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keyfed.deploy.enrolment import KnownKeys, flwr
-from keyfed.deploy.homes import SERVER_VARIABLE, ServerHome
+from keyfed.deploy.homes import SERVER_VARIABLE, ServerHome, home_option
 from keyfed.deploy.processes import die_with, unreachable
 from keyfed.deploy.runs import noted
 from keyfed.deploy.superlink import answers
@@ -208,7 +208,7 @@ def submit(
                 f"something listens at {address}, but it is not the server of {home.path}; name the folder of the one "
                 "that runs: --federation FOLDER (its --home)"
             )
-        raise DeployError(f"no server answers at {address}; start it: keyfed server --home {home.path}")
+        raise DeployError(f"no server answers at {address}; start it: keyfed server{home_option(home.path)}")
     place = home if connection is None else ServerHome(connection)
     command = ["flwr", "run", str(folder), CONNECTION, "--stream"]
     run: list[str] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from keyfed.deploy import consent
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.enrolment import Enrolment, enrol, read_enrolment, write_enrolment
-from keyfed.deploy.homes import ServerHome, check_name, check_server, default_server_home, open_home
+from keyfed.deploy.homes import ServerHome, check_name, check_server, default_server_home, home_option, open_home
 from keyfed.deploy.links import link_of, make_links
 from keyfed.deploy.processes import Processes, stop_at_signals, unreachable, wait_until
 from keyfed.deploy.server_app import Unfinished, build_app, run_files, submit
@@ -337,7 +337,7 @@ def train_in_federation(
         check_server(address)
     known = vocab_from_file(config)
     if unreachable(address) is not None:  # said before a vocabulary is made
-        raise DeployError(f"no server answers at {address}; start it: keyfed server --home {server.path}")
+        raise DeployError(f"no server answers at {address}; start it: keyfed server{home_option(server.path)}")
     vocab, wanted = run_vocab(config, known, listener), config.train.cohort
     if offered:
         config, why_not = offer_start_by_words(config, Vocab.from_json(vocab))

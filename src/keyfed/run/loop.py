@@ -508,12 +508,11 @@ class _Rounds:
         """Run all rounds that are still to do; return the model chosen on validation and the seconds spent."""
         planned, run, log = self.planned, self.run, self.log
         config, prepared, method, listen = planned.config, planned.prepared, planned.method, planned.listen
-        threads, said, choice = torch.get_num_threads(), set[str](), planned.choice
+        threads, said, choice, by = torch.get_num_threads(), set[str](), planned.choice, config.train.choose
         listen.start(f"{method.name} on {prepared.corpus.name}", config.train.rounds, run.state.round)
         problem = make_problem(prepared, config, method, choice.device, planned.budget)
         with federate(config, problem, choice, log.states, planned.ranks, listen) as federation:
             cohorts = simulated_cohorts(config, prepared, method, federation, run.state.params, self.guard)
-            by = config.train.choose
             judge = partial(judged, method=method, watch=self.watch, look=self.look, states=log.states, choose=by)
             try:
                 for outcome in rounds(run, federation, partial(self.next_cohort, cohorts=cohorts), judge):
@@ -529,6 +528,7 @@ class _Rounds:
                     log.write(outcome, record, last=last)
                     listen.round(record)
             except KeyboardInterrupt:
+                within(listen, "stopping, with a checkpoint")
                 log.stopped()
                 raise
             finally:

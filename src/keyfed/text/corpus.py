@@ -39,7 +39,7 @@ from keyfed.text.exports import KINDS, REMEDIES, are_notes, lines_of, read_expor
 from keyfed.text.exports import load_json as load_export
 from keyfed.text.exports.messages import OWNER
 from keyfed.text.records import Record, RefusedRows, by_time, form_of, is_broken, read_records
-from keyfed.text.sources import File, Leaf, Unusable, leaves_of, suffix_of
+from keyfed.text.sources import File, Packed, Unusable, leaves_of, suffix_of
 
 TABLE_SUFFIXES = (".jsonl", ".csv", ".tsv")
 FOLDERS = ("clients", "person")  # whose the files of a folder are
@@ -236,6 +236,8 @@ def _read_file(file: File, name: str, columns: Mapping[str, Any]) -> _File:
     """Read one file; what cannot be used of it is in `skipped`."""
     suffix = suffix_of(file)
     try:
+        if isinstance(file, Packed) and file.suffix == ".gz":  # nothing bounds the size of what is packed twice
+            raise Unusable("not a text file (.gz in a .zip); unpack the .zip, and name the folder")
         if suffix in TABLE_SUFFIXES:
             records, refused = read_records(file, **columns)
             form = file_form(file, columns)
@@ -337,17 +339,12 @@ def _read_folder(place: Path, columns: Mapping[str, Any], whose: str | None) -> 
         skipped = tuple(Skipped(f"{n:,} message{'s' * (n > 1)}", why) for why, n in whole.left_out.items())
         files = [_File(name, whole.format, whole.records, (), skipped)]
     else:
-        files = [_read_file(leaf.file, leaf.name, columns) for leaf in _readable(leaves)]
+        files = [_read_file(leaf.file, leaf.name, columns) for leaf in leaves]
     notes = are_notes([file.name for file in files if file.lines])
     person = whose == "person" or (whose is None and (notes or whole is not None))
     authors, skipped = _authors_of(files, name, person=person)
     natural = len(authors) > 1 or not person
     return Corpus(name, authors, natural=natural, skipped=_together(skipped), formats=_formats(files))
-
-
-def _readable(leaves: Sequence[Leaf]) -> Sequence[Leaf]:
-    """Leave out archives inside archives, whose size nothing bounds."""
-    return [leaf for leaf in leaves if isinstance(leaf.file, Path) or leaf.file.suffix not in (".gz", ".zip")]
 
 
 def _together(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:

@@ -53,6 +53,16 @@ def test_what_is_missing_has_its_remedy(keyfed, monkeypatch):
     assert (found["memory"]["state"], found["memory"]["found"]) == ("fails", "0.0 GiB free")
 
 
+def test_programs_are_looked_for_on_the_path(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    assert (doctor._node().state, doctor._node().found) == ("missing", "not installed")
+    program = tmp_path / "node"
+    program.write_text("#!/bin/sh\n", "utf-8")
+    program.chmod(0o755)
+    assert (doctor._node().state, doctor._node().found) == ("ok", str(program))
+
+
 def test_a_driver_that_torch_does_not_use(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")

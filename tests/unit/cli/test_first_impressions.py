@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,36 @@ def test_statistics_are_read_by_people(keyfed, text):
     for label in ("training tokens of a client, lower quarter", "clients held out", "unknown words, unseen clients"):
         assert label in out
     assert not re.search(r"\de\+\d|tokens_per_client|\bq1\b|\boov\b", out)
+
+
+FIRST = """
+import os, sys
+from keyfed.run.console import Narrator
+
+def wait(self, what):
+    print(what, sorted({"torch", "numpy"} & set(sys.modules)), flush=True)
+    os._exit(0)
+
+Narrator.wait = wait
+from keyfed.cli.app import main
+sys.argv = ["keyfed", "train", "--secure", "--dp", "epsilon=8"]
+main()
+"""
+
+
+def test_a_run_says_that_it_starts_before_pytorch_is_imported(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.stdout == "starting []\n", done.stderr
+
+
+def test_threads_of_a_command_do_not_spin_on_a_busy_machine(keyfed, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    keyfed("methods")
+    assert os.environ["GOMP_SPINCOUNT"] == "7", "what the caller has set stays"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    keyfed("methods")
+    assert os.environ["GOMP_SPINCOUNT"] == "10000"
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -224,7 +224,7 @@ TYPED: dict[str, str] = {
     "client --home h --status": "start one: keyfed client --help",
     "client --home h --hide-among 2": "is not in the range x>=3",
     f"{JOIN} --data no": "--data is a text file or a folder of them",
-    "server --home h": "`keyfed server --make-certificates` makes it",
+    "server --home h": "`keyfed server --make-certificates --home ",
     "server --home h --port 99999": "is not in the range 1<=x<=65535",
     "server --home h --name x": "--name goes with --make-certificates",
     "enroll --home h": "give one of: a client's enrol-NAME.json",

@@ -83,7 +83,8 @@ def test_a_first_start_that_was_broken_off_goes_on(tmp_path, first):
     need_consent(start(tmp_path, "no: the same words are not asked twice", **first))
 
 
-def test_the_same_words_are_not_asked_twice_but_others_are(tmp_path):
+def test_the_same_words_are_not_asked_twice_but_others_are(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEYFED_CLIENT_HOME", str(tmp_path))
     said = []
     ask(tmp_path, TEXT, yes=True, read=None, say=said.append)
     ask(tmp_path, TEXT, yes=False, read=None, say=said.append)

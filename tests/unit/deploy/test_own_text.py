@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 
 import pytest
 
 from keyfed.cli import federation
 from keyfed.cli import server as commands
-from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.certificates import check_certificate, make_certificates
+from keyfed.deploy.consent import ask, given
 from keyfed.deploy.homes import ClientHome, open_home
 from keyfed.deploy.supernode import Client
 from keyfed.deploy.trainer import make_session, text_to_read
@@ -88,6 +91,47 @@ def test_hints_name_a_home_that_is_not_the_usual_one(keyfed, tmp_path, monkeypat
     steps = commands._next_steps(place, "127.0.0.1:9092", "127.0.0.1", 9092)
     assert any(line.endswith("enrol-NAME.json") for line in steps)
     assert any("--federation 127.0.0.1:9092 --vocab" in line for line in steps)
+
+
+def test_the_status_says_how_much_text_there_is(keyfed, tmp_path):
+    make_certificates(tmp_path / "server", [])
+    data = tmp_path / "chat.txt"
+    more = {"name": "anna", "server": "127.0.0.1:1", "ca": tmp_path / "server" / "ca.crt", "data": data}
+
+    def text_of() -> str:
+        code, out, _ = keyfed("client", "--home", tmp_path / "home", "--status", "--json")
+        assert code == 0
+        return json.loads(out)["text"]
+
+    data.write_text("we meet at nine at the station\n" * 4, "utf-8")
+    open_home(tmp_path / "home", **more)
+    assert text_of() == f"{data}: 1 file, 4 lines, 28 words"
+    data.write_text("".join(f"12/03/2024, 21:0{k} - {who}: secret words\n" for k in range(9) for who in ("Al", "Bo")))
+    assert "messages of 2 people" in text_of()
+    assert "secret" not in text_of()
+    data.unlink()
+    assert text_of() == f"{data}: nothing there yet"
+
+
+def test_the_commands_of_the_consent_can_be_run_with_the_home_that_is_named(tmp_path, monkeypatch):
+    said = []
+    home = tmp_path / "my home"
+    ask(home, "the words", yes=True, read=None, say=said.append)
+    assert said == ["the words", f"The commands above need the option --home {shlex.quote(str(home))}"]
+    assert given(home, "the words"), "what was agreed to are the words alone"
+    monkeypatch.setenv("KEYFED_CLIENT_HOME", str(home))
+    said.clear()
+    ask(home, "other words", yes=True, read=None, say=said.append)
+    assert said == ["other words"]
+
+
+def test_a_certificate_that_is_missing_is_made_where_it_is_looked_for(tmp_path, monkeypatch):
+    home = tmp_path / "my server"
+    with pytest.raises(DeployError, match=re.escape(f"`keyfed server --make-certificates --home '{home}'` makes it")):
+        check_certificate(home / "server.crt")
+    monkeypatch.setenv("KEYFED_SERVER_HOME", str(home))
+    with pytest.raises(DeployError, match="`keyfed server --make-certificates` makes it"):
+        check_certificate(home / "server.crt")
 
 
 def test_an_export_in_a_folder_is_one_for_a_client_that_keeps_text_for_days(tmp_path):

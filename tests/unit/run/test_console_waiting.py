@@ -33,6 +33,19 @@ def test_a_terminal_shows_what_is_being_done():
         assert said in text
 
 
+def test_the_time_left_is_shown_from_the_first_round_on_and_counts_this_process_alone():
+    made, out = narrator(terminal=True)
+    with made:
+        made.start("fedavg", 100, 90)  # after a resume
+        assert made._bar is not None
+        made._bar.tasks[0].start_time -= 7.0
+        made._bar.refresh()
+        assert "left -:--:--" in out.getvalue()
+        made.round({"round": 91, "loss": 1.0, "contributors": [], "cohort": 3, "seconds": 1.0, "refused": {}})
+        made._bar.refresh()
+    assert "left 0:01:03" in out.getvalue()
+
+
 def test_a_pipe_gets_lines_alone():
     made, out = narrator(terminal=False)
     with made:

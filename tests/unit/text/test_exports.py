@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import zipfile
@@ -505,14 +506,61 @@ POSTS = """<?xml version="1.0" encoding="utf-8"?>
 
 
 def test_stack_exchange(tmp_path: Path) -> None:
-    import gzip
-
     path = put(tmp_path / "Posts.xml.gz", gzip.compress(POSTS.encode()))
     assert said(read_corpus(path), "7", "8") == [("Malt & hops",), ("Yes",)]
     comments = (
         '<comments><row Id="1" PostId="1" Text="nice &amp; short" CreationDate="2014-01-21" UserId="9" /></comments>'
     )
     assert said(read_corpus(put(tmp_path / "Comments.xml", comments)), "9") == [("nice & short",)]
+
+
+# Folders and archives of any of these
+
+
+META = {"participants": [{"name": "Ben"}], "messages": [{"sender_name": "Ben", "timestamp_ms": 1, "content": "later"}]}
+SINGLE: dict[str, bytes] = {
+    "WhatsApp Chat with The Club.txt": ANDROID.encode(),
+    "_chat.txt": IOS.encode("utf-16"),
+    "result.json": json.dumps(TELEGRAM).encode(),
+    "Club - general [2].json": json.dumps(DISCORD).encode(),
+    "message_1.json": json.dumps(META).encode(),
+    "All mail.mbox": MBOX,
+    "Posts.xml": POSTS.encode(),
+    "named.csv": table(";").encode("cp1252"),
+    "unnamed.tsv": table("\t", ()).encode("utf-16"),
+    "rows.jsonl": b'{"user": "anna", "body": "one"}\n{"user": "ben", "body": "two"}\n',
+    "rows.json": b'[{"user": "anna", "body": "one"}, {"user": "ben", "body": "two"}]',
+    "note.md": NOTE.encode(),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "zip"])
+@pytest.mark.parametrize("name", SINGLE)
+def test_what_is_read_alone_is_read_in_a_folder_and_in_a_zip(tmp_path: Path, name: str, packed: bool) -> None:
+    alone = read_corpus(put(tmp_path / "alone" / name, SINGLE[name]))
+    other = tmp_path / "all.zip" if packed else tmp_path / "all"
+    if packed:
+        zipped(other, {f"my export/{name}": SINGLE[name], "__MACOSX/._x": b"\0"})
+    else:
+        put(other / "deep" / name, SINGLE[name])
+    found = read_corpus(other)
+    assert [author.lines for author in found.authors] == [author.lines for author in alone.authors]
+    assert found.formats == alone.formats
+    if alone.natural:
+        assert {author.name for author in found.authors} == {author.name for author in alone.authors}
+
+
+def test_what_is_packed_twice_is_left_out_and_it_is_said(tmp_path: Path) -> None:
+    inner = zipped(tmp_path / "inner.zip", {"_chat.txt": ANDROID}).read_bytes()
+    twice: dict[str, str | bytes] = {"Posts.xml.gz": gzip.compress(POSTS.encode()), "deep/a.zip": inner, "b.txt": "own"}
+    corpus = read_corpus(zipped(tmp_path / "all.zip", twice))
+    assert [author.lines for author in corpus.authors] == [("own",)]
+    assert left_out(corpus) == {
+        "not a text file (.gz in a .zip); unpack the .zip, and name the folder": "Posts.xml.gz",
+        "not a text file (.zip); an archive in a folder or archive; unpack it": "deep/a.zip",
+    }
+    put(tmp_path / "folder" / "Posts.xml.gz", gzip.compress(POSTS.encode()))
+    assert len(read_corpus(tmp_path / "folder").authors) == 2
 
 
 def test_kinds_that_are_not_read_say_what_to_do(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ REMEDIES: Mapping[str, str] = {
     **dict.fromkeys((".html", ".htm"), "export the messages as JSON or text, or save the page as text"),
     **dict.fromkeys((".pdf", ".rtf", ".odt", ".doc", ".pages", ".epub"), "save it as .docx or as text"),
     **dict.fromkeys((".rar", ".7z", ".tar", ".tgz", ".bz2", ".xz", ".zst"), "unpack it, or pack it as .zip"),
+    ".zip": "an archive in a folder or archive; unpack it",
     **dict.fromkeys((".pst", ".msg", ".ost"), "export the mail as mbox"),
     **dict.fromkeys(
         (".crypt", ".crypt12", ".crypt14", ".crypt15"), "an encrypted backup; export the chat from the app"
