@@ -49,6 +49,7 @@ def up(
         Path | None, typer.Option(help="Folder for keys, text and logs, which is kept; else a temporary one.")
     ] = None,
     dp: PrivacyOption = None,
+    counting: Annotated[Named, Keys(("counts.on",))] = NONE,
     settings: SetOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -66,6 +67,10 @@ def up(
     goes (docs/privacy.md). Noise that hides one of four hides what they learn, too.
 
       keyfed up --clients 4 --dp epsilon=8
+
+    With --counts the clients' n-grams are counted after the last round, and mixed with the network (docs/counts.md):
+
+      keyfed up --clients 4 --counts
     """
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import cost_of, cost_text
@@ -76,7 +81,7 @@ def up(
 
     if not plain and clients < 3:
         raise ConfigError(f"{plural(clients, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
-    named = {**what, "train.cohort": clients, "secure.on": not plain, **privacy_settings(dp, settings)}
+    named = {**what, **counting, "train.cohort": clients, "secure.on": not plain, **privacy_settings(dp, settings)}
     if what["data.name"] is None and config is None:  # enough to see it work
         quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": what["train.rounds"] or QUICK_ROUNDS}
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
@@ -143,6 +148,10 @@ def client(
     allow_plain: Annotated[
         bool | None,
         typer.Option("--allow-plain/--secure-only", help="Also take part in runs without secure aggregation."),
+    ] = None,
+    counts: Annotated[
+        bool | None,
+        typer.Option("--counts/--no-counts", help="Also take part in counts of word sequences, by secure sums."),
     ] = None,
     me: Annotated[
         str | None,
@@ -212,7 +221,13 @@ def client(
         _leave(place, yes)
     else:
         options = {"server": server, "ca": ca, "data": data, "when": when, "keep_days": keep_days, "plain": allow_plain}
-        options |= {"hide_among": hide_among, "me": me, "author_column": author_column, "text_column": text_column}
+        options |= {
+            "counts": counts,
+            "hide_among": hide_among,
+            "me": me,
+            "author_column": author_column,
+            "text_column": text_column,
+        }
         caps = {
             "parameters": most_parameters, "epochs": most_epochs, "minutes": most_minutes, "epsilon": epsilon_budget,
             "roster": trust_roster,
@@ -353,6 +368,7 @@ def _status(place: ClientHome) -> dict[str, Any]:
         "text in the last run": _read(place.path / "found.txt") or "no run yet",
         "text is kept": f"{settings.keep_days} days" if settings.keep_days else "without limit",
         "runs without secure aggregation": "takes part" if settings.plain else "refused",
+        "counts of word sequences": "takes part" if settings.counts else "refused",
         "hides among": f"{settings.hide_among} clients or more",
         "most of a run": f"{settings.limits.parameters:,} parameters, {settings.limits.epochs} epochs and "
         f"{settings.limits.minutes:g} minutes a round",
