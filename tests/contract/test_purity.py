@@ -22,7 +22,7 @@ CRYPTOGRAPHY = (
 )  # fmt: skip # of keyfed.private.secagg
 SECURE = (
     "sums/codec", "sums/secure_round", "sums/masked", "sums/noised", "task", "client",
-    "device_store", "messages", "transport", "server", "sums", "promise", "pages",
+    "counting", "device_store", "membership", "messages", "transport", "server", "sums", "promise", "pages",
 )  # fmt: skip # the parts of keyfed.engine and keyfed.wire that know secure sums or noise
 PICKLES = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
 

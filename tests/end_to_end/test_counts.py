@@ -20,9 +20,10 @@ from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
 from keyfed.model.tables import texts_of
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
-from keyfed.run.counts.command import Counting, excluded_of, read_counts, read_for_weights, refuse_counts, score_counts
+from keyfed.run.counts.command import Counting, excluded_of, read_counts, refuse_counts, score_counts
 from keyfed.run.counts.mixing import laid_out
 from keyfed.run.counts.noise import CountNoise, check_booked
+from keyfed.run.counts.release import spaced, weights_text
 from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, total
 from keyfed.run.folder import read_result
 from tests.end_to_end.conftest import run_command, write_corpus
@@ -98,13 +99,16 @@ def test_buckets_are_the_same_for_one_stream_and_for_many(counted):
     assert laid.places[laid.text.predicted].tolist() == alone.tolist()
 
 
-def test_the_weights_are_fitted_on_as_many_clients_as_a_sum_needs():
-    """About 60,000 tokens are of some clients only; where they are too few, all are read."""
-    valid = {f"client{n}": np.zeros(500, np.int32) for n in range(2_000)}
-    few = len(read_for_weights(valid, 3))
-    assert 3 < few < 2_000
-    assert len(read_for_weights(valid, few)) == few
-    assert len(read_for_weights(valid, few + 1)) == 2_000
+def test_what_the_weights_are_fitted_on_follows_from_the_number_of_clients_alone():
+    """About 60,000 tokens, of some clients only where there are many; never of fewer than a sum needs."""
+    for clients, least in ((6, 3), (100, 3), (2_000, 50), (12_000, 3), (12_000, 5_000)):
+        chosen, tokens = weights_text(clients, least)
+        assert least <= chosen <= clients
+        assert 64 <= tokens <= 4_096
+        assert chosen * tokens <= 60_000 + 64 * chosen
+    names = [f"client{n}" for n in range(10)]
+    assert spaced(names, 4) == ["client0", "client2", "client5", "client7"]
+    assert spaced(reversed(names), None) == names
 
 
 def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):

@@ -77,6 +77,7 @@ def federation(
     fault: Fault | None = None,
     plain: bool = True,
     floor: int = 3,
+    counts: bool = False,
     named: Callable[[Path], str] = lambda path: path.stem,
 ) -> tuple[InProcess, Roster]:
     """Enrol a session for every text.
@@ -87,7 +88,7 @@ def federation(
     sessions, roster = {}, Roster(home / "roster.json")
     for path in texts:
         name = named(path)
-        sessions[name] = session(home, path, plain=plain, floor=floor, name=name)
+        sessions[name] = session(home, path, plain=plain, floor=floor, counts=counts, name=name)
         identity = sessions[name].store.identity().public.hex()
         node_key = hashlib.sha256(name.encode()).hexdigest()
         roster.write({name: Enrolled(identity, node_key, datetime.now(UTC).isoformat())})
@@ -99,10 +100,13 @@ def revoke(roster: Roster, name: str) -> None:
     roster.write({name: replace(roster.entries[name], revoked=True)})
 
 
-def session(home: Path, text: Path, *, plain: bool = True, floor: int = 3, name: str | None = None) -> ClientSession:
+def session(
+    home: Path, text: Path, *, plain: bool = True, floor: int = 3, counts: bool = False, name: str | None = None
+) -> ClientSession:
     """A client's session; one made again has lost what was in memory, and no file."""
     name = name or text.stem
-    return ClientSession(home / name, name, own_text(name, text), plain=plain, floors=Floors(floor))
+    learner = own_text(name, text)
+    return ClientSession(home / name, name, learner, plain=plain, counts=counts, floors=Floors(floor))
 
 
 def resigned(client: str, post: Post, handler: Handler, answer: bytes, change: Callable[[bytes], Answer]) -> Answer:

@@ -20,6 +20,7 @@ from safetensors import safe_open
 
 import keyfed
 from keyfed.config.load import SECTIONS
+from keyfed.config.schema import CountsConfig
 from keyfed.deploy.certificates import make_certificates
 from keyfed.deploy.enrolment import enrol, read_enrolment, write_enrolment
 from keyfed.deploy.homes import ClientHome, ServerHome, open_home
@@ -31,7 +32,7 @@ from keyfed.lab.experiment.grid import SCALES, cells_of, load_study, study_names
 from keyfed.private.secagg.keys import SIGNATURE_BYTES
 from keyfed.run.remote.device import method_digest
 from keyfed.wire.messages import MAGIC, PROTOCOL, Kind, unpack
-from keyfed.wire.transport import Answer, Handler, Post, deliver
+from keyfed.wire.transport import SIGNED, Answer, Handler, Post, deliver
 from tests.faults.private import deploy, private_config
 from tests.faults.private import enrol as enrolled
 
@@ -281,7 +282,7 @@ def run_folders(bench: Bench) -> dict[str, Any]:
 
 KINDS_OF_RUNS = {"plain": ("fedatt", False, False), "duals": ("fedadmm", False, False),
                  "secure": ("fedmed", True, False), "private": ("fedavg", False, True),
-                 "both": ("fedavg", True, True)}  # fmt: skip
+                 "both": ("fedavg", True, True), "counts": ("fedavg", True, False)}  # fmt: skip
 
 
 def messages(folder: Path) -> dict[str, Any]:
@@ -297,11 +298,14 @@ def messages(folder: Path) -> dict[str, Any]:
         if not private:
             config = dataclasses.replace(config, privacy=type(config.privacy)())
             config = dataclasses.replace(config, participation=type(config.participation)())
+        if name == "counts":
+            counted = CountsConfig(order=2, megabytes=0.01, on=True)
+            config = dataclasses.replace(config, counts=counted)
         heard: dict[str, list[Any]] = {}
 
         def note(client: str, post: Post, handler: Handler, heard: dict[str, list[Any]] = heard) -> Answer:
             answer = deliver(client, post, handler)
-            signed = post.kind in ("train", "upload", "unmask")
+            signed = post.kind in SIGNED
             heard.setdefault(f"{post.kind}, question", []).append(_said(post.body))
             if isinstance(answer, bytes):
                 heard.setdefault(f"{post.kind}, answer", []).append(
@@ -309,7 +313,7 @@ def messages(folder: Path) -> dict[str, Any]:
                 )
             return answer
 
-        transport, roster = enrolled(place, 4, fault=note)
+        transport, roster = enrolled(place, 4, fault=note, counts=name == "counts")
         deploy(place, config, transport, roster)
         for kind, heads in heard.items():
             found[f"message, {name}: {kind}"] = all_keys(heads)

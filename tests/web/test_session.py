@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from keyfed.config.schema import CountsConfig
 from keyfed.run.loop import train
 from keyfed.run.plan import with_limits
 from keyfed.run.remote.device import read_person
@@ -73,6 +74,7 @@ def run(
     fault=None,
     how=None,
     texts=None,
+    counts=None,
     **options,
 ):
     files = write_texts(tmp_path / "texts", 5)
@@ -83,9 +85,11 @@ def run(
         data=replace(config.data, batches=batches),
         model=replace(config.model, dropout=dropout),
         train=replace(config.train, schedule="cosine", final=0.2),
+        counts=counts or config.counts,
     )
     config = with_limits(config)
-    transport, roster = federation(tmp_path / "clients", files, fault=fault, named=lambda path: path.name)
+    home, counting = tmp_path / "clients", counts is not None
+    transport, roster = federation(home, files, fault=fault, counts=counting, named=lambda path: path.name)
     kept = {} if texts is None else texts
     with_pages(browser, transport, roster, config, vocab, files, pages, kept, **(how or {}))
     said = []
@@ -125,6 +129,17 @@ def test_a_federation_with_pages_learns_what_the_simulation_learns(browser, tmp_
     assert [result["rounds"], result["refused"], result["abandoned"]] == [2, 0, 0]
     for what in ("perplexity", "top1", "top3", "tokens"):  # of held-out text, most of it counted by pages
         assert result["test"][what] == pytest.approx(expected["test"][what], rel=1e-5), what
+
+
+def test_pages_train_in_a_run_that_counts_and_are_in_no_sum_of_its_count(browser, tmp_path):
+    pages, terms = ["client-1.txt", "client-2.txt"], CountsConfig(order=2, megabytes=0.01, on=True)
+    _, result, transport, said = run(browser, tmp_path, "fedavg", pages, counts=terms)
+    assert (result["lost"], result["refused"]) == ({}, 0)
+    assert any("n-grams of 1 to 2 words of 3 clients" in line for line in said)
+    assert result["counts"]["mixture"]["test"]["tokens"] > 0
+    for page in pages:
+        assert set(transport.handlers[page].kinds) == {"hello", "train", "upload", "unmask", "bye"}
+        assert transport.handlers[page].refused == []
 
 
 def test_a_page_that_vanishes_is_a_drop_out_like_any_other(browser, tmp_path):

@@ -52,6 +52,7 @@ def up(
         Path | None, typer.Option(help="Folder for keys, text and logs, which is kept; else a temporary one.")
     ] = None,
     dp: PrivacyOption = None,
+    counting: Annotated[Named, Keys(("counts.on",))] = NONE,
     settings: SetOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -74,6 +75,10 @@ def up(
     on this machine, agree, type, and join; then the rounds begin (docs/browsers.md).
 
       keyfed up --clients 2 --web 2
+
+    With --counts the clients' n-grams are counted after the last round, and mixed with the network (docs/counts.md):
+
+      keyfed up --clients 4 --counts
     """
     from keyfed.deploy.processes import stop_at_signals, tail
     from keyfed.deploy.up import cost_of, cost_text
@@ -87,7 +92,7 @@ def up(
         raise ConfigError("pages of a browser take part in secure sums only; leave out --plain, or --web")
     if not plain and members < 3:
         raise ConfigError(f"{plural(members, 'client')} cannot hide in each other's sum; take at least 3, or --plain")
-    named = {**what, "train.cohort": members, "secure.on": not plain, **privacy_settings(dp, settings)}
+    named = {**what, **counting, "train.cohort": members, "secure.on": not plain, **privacy_settings(dp, settings)}
     if what["data.name"] is None and config is None:  # enough to see it work
         quick = {"data.max_tokens": QUICK_TOKENS, "train.rounds": what["train.rounds"] or QUICK_ROUNDS}
         named |= {key: value for key, value in quick.items() if not any(s.startswith(key) for s in settings or [])}
@@ -167,6 +172,10 @@ def client(
         bool | None,
         typer.Option("--allow-plain/--secure-only", help="Also take part in runs without secure aggregation."),
     ] = None,
+    counts: Annotated[
+        bool | None,
+        typer.Option("--counts/--no-counts", help="Also take part in counts of word sequences, by secure sums."),
+    ] = None,
     me: Annotated[
         str | None,
         typer.Option(help="Your name among several authors of the text, as the file spells it; '' for none."),
@@ -236,7 +245,13 @@ def client(
         _leave(place, yes)
     else:
         options = {"server": server, "ca": ca, "data": data, "when": when, "keep_days": keep_days, "plain": allow_plain}
-        options |= {"hide_among": hide_among, "me": me, "author_column": author_column, "text_column": text_column}
+        options |= {
+            "counts": counts,
+            "hide_among": hide_among,
+            "me": me,
+            "author_column": author_column,
+            "text_column": text_column,
+        }
         caps = {
             "parameters": most_parameters, "epochs": most_epochs, "minutes": most_minutes, "epsilon": epsilon_budget,
             "roster": trust_roster,
@@ -371,6 +386,7 @@ def _status(place: ClientHome) -> dict[str, Any]:
         "text in the last run": _read(place.path / "found.txt") or "no run yet",
         "text is kept": f"{settings.keep_days} days" if settings.keep_days else "without limit",
         "runs without secure aggregation": "takes part" if settings.plain else "refused",
+        "counts of word sequences": "takes part" if settings.counts else "refused",
         "hides among": f"{settings.hide_among} clients or more",
         "most of a run": f"{settings.limits.parameters:,} parameters, {settings.limits.epochs} epochs and "
         f"{settings.limits.minutes:g} minutes a round",

@@ -26,6 +26,7 @@ from keyfed.cli.options import (
     sets,
     with_keys,
 )
+from keyfed.config.schema import CountsConfig
 from keyfed.errors import ConfigError, RunError
 from keyfed.system import leads
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from keyfed.run.recipe import Setting
 
 P = ParamSpec("P")
+COUNTS = CountsConfig()
 MinutesOption = Annotated[
     float | None,
     typer.Option(help="Train for about so long, in place of --rounds; their number is fixed after measuring."),
@@ -135,6 +137,7 @@ def train(
     curves: Annotated[Named, Keys(("train.curves",))] = NONE,
     federation: FederationOption = None,
     plain: PlainOption = False,
+    counting: Annotated[Named, Keys(("counts.on",))] = NONE,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model federatedly and report how it stands.
@@ -153,8 +156,13 @@ def train(
     ends the run (docs/privacy.md):
 
       keyfed train fedavg --dp epsilon=8 --population 1000000
+
+    With --federation and --counts the clients that take part in counts are counted after the last round, by secure sums
+    (docs/counts.md):
+
+      keyfed train fedavg --federation 127.0.0.1:9092 --vocab base --counts
     """
-    named = {**what, **start, **privacy, **curves, **privacy_settings(dp, settings)}
+    named = {**what, **start, **privacy, **curves, **counting, **privacy_settings(dp, settings)}
     _train(
         method, named, settings, config, minutes=minutes, out=out, resume=resume, dry_run=dry_run, plain=plain,
         tensorboard=tensorboard, federation=federation, as_json=as_json,
@@ -222,6 +230,7 @@ def _train(
         from keyfed.reports.dry import describe_plan
 
         narrator.wait(f"reading {resolved.data.name}")
+        resolved = resolved if federation is None else replace(resolved, counts=COUNTS)  # a plan is of rounds
         description = describe_plan(resolved, offered=offered)
         narrator.stop()
         print_json(description) if as_json else typer.echo(description["text"])
@@ -307,14 +316,16 @@ def pretrain(
 
 def counts(
     run: RunArgument,
-    order: Annotated[int, typer.Option(help="Longest n-gram.")] = 4,
-    k: Annotated[int, typer.Option("--k", help="Clients that an n-gram needs.")] = 3,
+    order: Annotated[int, typer.Option(help="Longest n-gram.")] = COUNTS.order,
+    k: Annotated[int, typer.Option("--k", help="Clients that an n-gram needs.")] = COUNTS.k,
     dp: PrivacyOption = None,
     population: Annotated[
         int | None,
         typer.Option(help="With --dp: clients of the imagined fleet: SIMULATED.", min=2),
     ] = None,
-    megabytes: Annotated[float, typer.Option(help="What a client sends for sketches, in all.", min=0)] = 24.0,
+    megabytes: Annotated[
+        float, typer.Option(help="What a client sends for sketches, in all.", min=0)
+    ] = COUNTS.megabytes,
     most: Annotated[
         int | None,
         typer.Option(help="N-grams of one length that a client contributes at most.  [default: 20,000; --dp: 300]"),
@@ -323,7 +334,7 @@ def counts(
         int | None,
         typer.Option(help="How often a client's use of one n-gram counts at most.  [default: 64; --dp: 1]"),
     ] = None,
-    among: Annotated[int, typer.Option(help="Clients of one sum at most.")] = 1_000,
+    among: Annotated[int, typer.Option(help="Clients of one sum at most.")] = COUNTS.among,
     secure: Annotated[
         bool | None,
         typer.Option("--secure/--clear", help="Play the secure sum, or add in the clear.  [default: as the run]"),
@@ -356,9 +367,11 @@ def counts(
         privacy = configure(None, None, named, None).privacy
     elif population is not None:
         raise ConfigError("--population is for the noise of --dp; add --dp epsilon=NUMBER")
-    cap = cap if cap is not None else 64 if dp is None else 1
-    most = most if most is not None else 20_000 if dp is None else 300
-    how = Counting(order, k, cap, most, megabytes, among, secure, privacy)
+    cap = cap if cap is not None else COUNTS.cap if dp is None else 1
+    most = most if most is not None else COUNTS.most if dp is None else 300
+    how = Counting(
+        order=order, k=k, cap=cap, most=most, megabytes=megabytes, among=among, secure=secure, privacy=privacy
+    )
     report = count(run, how, say)
     report_run(run)  # the pages have the new rows, too
     result = read_result(run) or {}

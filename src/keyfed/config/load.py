@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keyfed.config.schema import (
+    CountsConfig,
     DataConfig,
     ModelConfig,
     PrivacyConfig,
@@ -69,6 +70,7 @@ class Config:
     vectors: VectorsConfig = field(default_factory=VectorsConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     secure: SecureConfig = field(default_factory=SecureConfig)
+    counts: CountsConfig = field(default_factory=CountsConfig)
     method: str = "fedavg"
     options: Mapping[str, Value] = field(default_factory=dict)
     mediator: Part | None = None
@@ -85,6 +87,7 @@ SECTIONS: dict[str, Any] = {
     "vectors": VectorsConfig,
     "privacy": PrivacyConfig,
     "secure": SecureConfig,
+    "counts": CountsConfig,
 }
 PARTS = ("mediator", "server")
 RECIPE, RECIPE_PRIVATE = "fednesterov", "fedavg"  # methods of a run that names none
@@ -356,6 +359,8 @@ def _unread(config: Config, *, characters: bool) -> list[str]:
         alone.append(f"vectors.remove is {given.remove}, which pp-pca-pp reads; set vectors.reduce=pp-pca-pp")
     if not config.secure.on and not config.secure.clear and config.secure != SecureConfig():
         alone.append("[secure] has options, but secure aggregation is off; set secure.on=true (--secure) too")
+    if not config.counts.on and config.counts != CountsConfig():
+        alone.append("[counts] has options, but nothing is counted; set counts.on=true (--counts) too")
     if config.method not in METHODS:
         return alone
     usual = {key: p.default for key, p in method_options(config.method).items()}

@@ -325,6 +325,25 @@ class SecureConfig:
     clear: bool = option(False, "weigh as a secure run does, without masks: the plain run that one is compared with")
 
 
+@dataclass(frozen=True, slots=True)
+class CountsConfig:
+    """Counting n-grams over clients' text, by secure sums after the last round (docs/counts.md)."""
+
+    order: int = option(4, "longest n-gram that is counted", least=1)
+    k: int = option(3, "clients that an n-gram needs to be released", least=3)
+    cap: int = option(64, "how often one client's use of one n-gram counts at most", least=1)
+    most: int = option(20_000, "n-grams of one length that a client contributes at most", least=1)
+    megabytes: float = option(24.0, "what a client sends for sketches, in all", above=0)
+    among: int = option(1_000, "clients of one sum at most", least=3)
+    on: bool = option(
+        False,
+        "count the n-grams of real clients after the last round, and mix them with the network; a finished "
+        "simulation is counted by `keyfed counts`",
+        flag="--counts",
+        short="Then count n-grams over the clients that take part in counts, and mix.",
+    )
+
+
 LIMIT, SUM_LIMIT, TOKEN_LIMIT, AGAINST = 1.5, 3.0, 2.0, 0.25  # of a federation whose configuration sets none
 
 

@@ -45,14 +45,31 @@ What you should know:
     hides you in the model is added by the server; this client cannot check that. It counts what left it over all such
     runs (keyfed client --status); {budget}.
   - without secure aggregation the server sees this client's own changes. This client {plain}.
-
+{counts}
 You can pause it (keyfed client --pause) and leave for good (keyfed client --leave: what is stored is deleted and the
 server forgets your key). What the model has already learnt cannot be taken back.
 """
 
 
+COUNTS = """\
+  - a run can count word sequences, once, after its last round (--counts). This client then writes which words, and
+    which sequences of up to 6 words, your text has and how often, hidden in sums over {hide_among} people or more. It
+    also writes how well the counts predict text that it held out, hidden in the same way; 268 MB a sum at most.
+    What 3 people or more wrote is released to everybody of the run. The server sees the sums: how many people of a sum
+    wrote a word, fewer than 3 too, and it can look up a sequence that it guesses. No noise hides that.
+"""
+
+
 def words(
-    name: str, server: str, data: str, plain: bool, *, hide_among: int = 3, me: str = "", limits: Limits | None = None
+    name: str,
+    server: str,
+    data: str,
+    plain: bool,
+    *,
+    counts: bool = False,
+    hide_among: int = 3,
+    me: str = "",
+    limits: Limits | None = None,
 ) -> str:
     """Return what the owner is told."""
     caps = limits or Limits()
@@ -65,14 +82,17 @@ def words(
     return WORDS.format(
         name=name, server=server, data=f"{data} (messages of {me} only)" if me else data, plain=allowed,
         hide_among=hide_among, parameters=caps.parameters, epochs=caps.epochs, minutes=caps.minutes, runs=caps.runs,
-        budget=budget,
+        budget=budget, counts=COUNTS.format(hide_among=hide_among) if counts else "",
     )  # fmt: skip
 
 
 def words_for(home: Path, told: Settings) -> str:
     """Return what the owner of a home is told about these settings."""
     data = told.data or str(home / "text")
-    return words(told.name, told.server, data, told.plain, hide_among=told.hide_among, me=told.me, limits=told.limits)
+    return words(
+        told.name, told.server, data, told.plain, counts=told.counts, hide_among=told.hide_among, me=told.me,
+        limits=told.limits,
+    )  # fmt: skip
 
 
 def given(home: Path, text: str | None = None) -> bool:

@@ -59,6 +59,7 @@ class Settings:
       when: conditions under which it trains, see `conditions.CONDITIONS`.
       keep_days: text older than this is not trained on, and deleted where it lies in the home; None keeps it.
       plain: it also takes part in runs without secure aggregation, whose server sees its own update.
+      counts: it also takes part in counts of n-grams, by secure sums.
       hide_among: the fewest clients of a secure sum that it takes part in, itself included.
       me: its owner among several authors of the text; "" where there is one.
       limits: what it gives a run at most.
@@ -76,6 +77,7 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     author_column: str = ""
     text_column: str = ""
+    counts: bool = False
 
     def reading(self) -> dict[str, str | None]:
         """The columns of a table: arguments of `keyfed.text.corpus.read_corpus`."""
@@ -230,6 +232,7 @@ def open_home(
     when: str | None = None,
     keep_days: int | None = None,
     plain: bool | None = None,
+    counts: bool | None = None,
     hide_among: int | None = None,
     me: str | None = None,
     author_column: str | None = None,
@@ -265,6 +268,7 @@ def open_home(
         when=before.when if when is None else check_when(when),
         keep_days=before.keep_days if keep_days is None else keep_days or None,
         plain=before.plain if plain is None else plain,
+        counts=before.counts if counts is None else counts,
         hide_among=before.hide_among if hide_among is None else _at_least_three(hide_among),
         me=before.me if me is None else me,
         author_column=before.author_column if author_column is None else author_column,

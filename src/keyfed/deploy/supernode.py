@@ -160,14 +160,15 @@ class Client:
             self.say(line)
 
 
-BEGINNINGS = ("hello", "train")  # what has begun is finished: others wait for it
+WORK = ("train", "count")  # what takes a device's time
+BEGINNINGS = ("hello", *WORK)  # what has begun is finished: others wait for it
 
 
 def refusal(home: ClientHome, kind: str) -> str | None:
     """Return why a client takes no part now: it is paused, or (for training) a condition of its owner's is not met."""
     if kind in BEGINNINGS and home.paused():
         return "the client's owner has paused it"
-    if kind == "train":
+    if kind in WORK:
         missing = unmet(home.settings().when)
         if missing:
             return f"not {' and not '.join(missing)}"

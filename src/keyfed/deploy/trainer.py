@@ -58,7 +58,9 @@ def make_session(home: ClientHome) -> ClientSession:
         return make(about)
 
     floors = Floors(told.hide_among)
-    return ClientSession(home.path, told.name, learner, floors=floors, plain=told.plain, limits=told.limits)
+    return ClientSession(
+        home.path, told.name, learner, floors=floors, plain=told.plain, counts=told.counts, limits=told.limits
+    )
 
 
 def text_to_read(home: ClientHome) -> Path:

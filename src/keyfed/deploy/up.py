@@ -127,6 +127,7 @@ def start_clients(
     data: Mapping[str, Path],
     *,
     plain: bool,
+    counts: bool = False,
     resident: Callable[[Path], Sequence[str]] | None = None,
 ) -> list[Client]:
     """Make the homes of clients, enrol them all and start them.
@@ -137,7 +138,8 @@ def start_clients(
     made: list[Client] = []
     for name, path in homes.items():
         agree = consent.asking(path, yes=True, read=None, say=lambda line: None)
-        home = open_home(path, name=name, server=address, ca=server.ca, data=data[name], plain=plain, agree=agree)
+        home = open_home(path, name=name, server=address, ca=server.ca, data=data[name], plain=plain, counts=counts,
+                         agree=agree)  # fmt: skip
         command = tuple(resident(path)) if resident is not None else ()
         made.append(Client(processes, home, resident=command, tag=f"{name}-"))
     given = [read_enrolment(write_enrolment(one.home).read_bytes()) for one in made]
@@ -253,7 +255,7 @@ def up(
         )
         joining = open_pages(processes, server, pages, listener) if pages else []
         homes = {name: root / "clients" / name for name in files}
-        start_clients(processes, server, address, homes, files, plain=plain)
+        start_clients(processes, server, address, homes, files, plain=plain, counts=config.counts.on)
         prepared = preparing.result()
         if offered:
             config, _, why_not = offer_start(config, prepared)

@@ -3,6 +3,7 @@
     who                                                               → its name
     hello     the run: configuration, vocabulary, method and its hash → proof of identity, one-time keys
     train     a model and, in a secure round, everybody's keys        → report and upload, or shares
+    count     public numbers of a count and everybody's keys          → shares (`wire.counting`)
     upload    who is still there, and their shares                    → the masked vector
     unmask    whose vectors arrived                                   → shares that open their sum
     bye       the run is over                                         → what was kept of it is deleted
@@ -41,7 +42,7 @@ from keyfed.engine.sums.secure_round import (
     vector_of,
 )
 from keyfed.engine.task import ClientTask, Finished, keeps_state, report_of
-from keyfed.errors import ConfigError, PrivacyError, Refused, SecureSumError, SecureSumOverflow, described
+from keyfed.errors import PrivacyError, Refused, SecureSumError, SecureSumOverflow, described
 from keyfed.federated.cohort import eased
 from keyfed.federated.public.numbers import check_public
 from keyfed.federated.public.rules import refuse_isolating
@@ -51,16 +52,18 @@ from keyfed.files import make_durable
 from keyfed.model.output import Score
 from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.own_ledger import OwnLedger, Spend
-from keyfed.private.secagg.keys import Identity, SignedKeys, signed_answer
+from keyfed.private.secagg.keys import signed_answer
 from keyfed.private.secagg.member import Member
 from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.threshold import PRIVATE_RATIO, Floors
-from keyfed.private.secagg.wire import package_text
+from keyfed.wire.counting import CountRound, CountWriter, count_context, largest_of, noted_as, sizes_of
 from keyfed.wire.device_store import DeviceStore
 from keyfed.wire.limits import Limits
+from keyfed.wire.membership import join_sum, signed_packages
 from keyfed.wire.messages import (
     BEGIN_HEAD,
     MEMBER_HEAD,
+    Received,
     Rejected,
     Shapes,
     about_digest,
@@ -112,6 +115,14 @@ class Learner(Protocol):
         """Count nats and hits on held-out text, `valid` or `test`."""
         ...
 
+    def counts(self) -> CountWriter:
+        """Return what takes part in the run's count.
+
+        Raises:
+          Rejected: the run counts nothing, or its terms are not acceptable.
+        """
+        ...
+
 
 @dataclass(slots=True)
 class ClientRound:
@@ -146,14 +157,6 @@ class ClientRound:
         return {"run": self.run, "round": self.round, "attempt": self.attempt}
 
 
-def signed_packages(member: Member, identity: Identity) -> dict[str, bytes]:
-    """Return a member's packages, each with its signature behind it: only what it signed can be held against it."""
-    digest, me = member.terms.digest(), member.me
-    return {
-        to: package + identity.sign(package_text(digest, me, to, package)) for to, package in member.shares().items()
-    }
-
-
 def _nothing(theta: Params) -> Finished:
     """What a client has that learnt nothing: zeros, of no token."""
     return Finished(0, {name: torch.zeros_like(p) for name, p in theta.items()}, 0.0, 0, 0, {})
@@ -168,6 +171,7 @@ class ClientSession:
       learner: makes the client's text ready for a run, from what the server said in its hello.
       floors: the fewest clients it hides among; a run may promise more (`secure.floor`), never less.
       plain: whether it takes part in runs that show its upload to the server.
+      counts: whether it takes part in counts of n-grams.
       limits: what it gives a run at most: size, work, runs, privacy.
       ready: says why the client does not want to work now (on battery, in use, paused); None: it does.
     """
@@ -180,6 +184,7 @@ class ClientSession:
         *,
         floors: Floors | None = None,
         plain: bool = False,
+        counts: bool = False,
         limits: Limits | None = None,
         ready: Callable[[], str | None] | None = None,
     ) -> None:
@@ -189,11 +194,11 @@ class ClientSession:
         self._ledger = OwnLedger(home, self._limits.epsilon)
         self._make = learner
         self._floors = floors or Floors()
-        self._plain = plain
+        self._plain, self._counts = plain, counts
         self._ready = ready or (lambda: None)
         self._learners: dict[str, Learner] = {}
         self._solved: tuple[tuple[object, ...], Finished] | None = None
-        self._work: ClientRound | None = None
+        self._work: ClientRound | CountRound | None = None
 
     def handle(self, kind: str, body: bytes) -> bytes:
         """Answer one message.
@@ -211,6 +216,8 @@ class ClientSession:
             return self._bye(text(unpack(body, 8 + control_head()).head, "run"))
         if kind == "train":
             answer = self._train(body)
+        elif kind == "count":
+            answer = self._count(body)
         elif kind in ("upload", "unmask"):
             head = unpack(body, 8 + COHORT_HEAD, COHORT_HEAD).head
             work = self._work_of(head)
@@ -240,6 +247,8 @@ class ClientSession:
         proof = self.store.identity().sign(hello_text(self.name, run, text(head, "nonce"), hide_among))
         answer = {"proof": proof.hex(), "keys": self.store.new_keys(self.name).to_json(), "hide_among": hide_among}
         last = self.store.last_part(run)
+        if self._takes_counts(learner):
+            answer["counts"] = True
         return pack(answer if last is None else answer | {"step": last.step})
 
     def _hides_among(self, learner: Learner) -> int:
@@ -287,16 +296,19 @@ class ClientSession:
 
     # train
 
-    def _train(self, body: bytes) -> bytes:
+    def _begins(self, body: bytes) -> tuple[Received, str, dict[str, Any], Learner]:
+        """Let go of the round before; return a message, its run, what the server said of that, and its learner."""
         self._drop()
         received = unpack(body, head=COHORT_HEAD)
-        head = received.head
         why = self._ready()
         if why is not None:
             raise Rejected("not now", why)
-        run = text(head, "run")
-        begun = self.store.begun(run)
-        learner = self._learner(run)
+        run = text(received.head, "run")
+        return received, run, self.store.begun(run), self._learner(run)
+
+    def _train(self, body: bytes) -> bytes:
+        received, run, begun, learner = self._begins(body)
+        head = received.head
         most = most_bytes(learner.shapes, COHORT_HEAD)
         if len(body) > most:
             raise Rejected("too large", f"a model in {len(body):,} bytes; expected at most {most:,}")
@@ -318,9 +330,7 @@ class ClientSession:
             # In a masked private sum it sends zeros: were it lost, its text would decide about everybody's sum.
         if work.secure:
             work.member = self._join(work, head, about_digest(begun))
-            parcels = {to: package.hex() for to, package in signed_packages(work.member, self.store.identity()).items()}
-            self._work = work  # only now: a client that refused the terms has nothing to be asked for
-            return pack(work.named | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
+            return self._shared(work, work.member)
         self._work = work
         if work.asked is not None:
             assert work.done is not None, "a client that trained"
@@ -334,18 +344,18 @@ class ClientSession:
         answer["report"] = report_head(work.done)
         return pack(answer, work.done.upload if head.get("send") is True else None)
 
-    def _accept(
-        self, run: str, learner: Learner, head: Mapping[str, Any], theta: Params, *, secure: bool
-    ) -> ClientRound:
-        """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
+    def _shared(self, work: ClientRound | CountRound, member: Member) -> bytes:
+        parcels = {to: package.hex() for to, package in signed_packages(member, self.store.identity()).items()}
+        self._work = work  # only now: a client that refused the terms has nothing to be asked for
+        return pack(work.named | {"parcels": parcels, "keys": self.store.new_keys(self.name).to_json()})
+
+    def _see(self, run: str, head: Mapping[str, Any], tensors: Params) -> tuple[int, int, str]:
+        """Refuse what is old, or other tensors for the same round; return round, attempt and the tensors' hash."""
         round, attempt = whole_number(head, "round"), whole_number(head, "attempt")
-        purpose = text(head, "purpose")
-        if purpose not in PURPOSES:
-            raise Rejected("malformed", f'a purpose "{purpose[:20]}"')
-        model = digest_of(theta)
+        model = digest_of(tensors)
         if model != text(head, "model"):
             raise Rejected("other model", "the model is not the one that the message names")
-        if not all(bool(torch.isfinite(p).all()) for p in theta.values()):
+        if not all(bool(torch.isfinite(p).all()) for p in tensors.values()):
             raise Rejected("non-finite model", "the model holds numbers that are not finite")
         before = self.store.seen(run)
         if (attempt, round) < before[:2]:
@@ -353,6 +363,16 @@ class ClientSession:
         if (attempt, round) == before[:2] and model != before[2]:
             raise Rejected("other model", f"another model for round {round} than before")
         self.store.see(run, attempt, round, model)
+        return round, attempt, model
+
+    def _accept(
+        self, run: str, learner: Learner, head: Mapping[str, Any], theta: Params, *, secure: bool
+    ) -> ClientRound:
+        """Check what a training message is about; refuse what is old, repeated, or another model for the same round."""
+        purpose = text(head, "purpose")
+        if purpose not in PURPOSES:
+            raise Rejected("malformed", f'a purpose "{purpose[:20]}"')
+        round, attempt, model = self._see(run, head, theta)
         public, part, promise = head.get("public"), head.get("evaluate"), learner.promise
         asked = None if promise is None else promise.check(public, round, part, purpose, self.store.last_part(run))
         if secure and purpose != "evaluation" and asked is None:
@@ -371,34 +391,23 @@ class ClientSession:
 
     def _join(self, work: ClientRound, head: Mapping[str, Any], about: str) -> Member:
         """Join a secure sum on the server's terms, if they are acceptable."""
-        name, store, learner = self.name, self.store, work.learner
-        listed, identities = head.get("cohort"), head.get("identities")
-        if not isinstance(listed, list) or not isinstance(identities, dict) or len(listed) != work.members:
-            raise Rejected("malformed", "a secure round without its cohort's keys")
-        try:
-            keys = {client: bytes.fromhex(key) for client, key in identities.items()}
-            cohort = tuple(SignedKeys.from_json(entry) for entry in listed)
-            own = next((k for k in cohort if k.client == name), None)
-            if own is None or keys.get(name) != store.identity().public:
-                raise Rejected("refused by client", "the cohort has no keys of this client, or others")
-            private = work.asked is not None
+        learner, private = work.learner, work.asked is not None
+        least = PRIVATE_RATIO if private else 1
+
+        def make() -> tuple[bytes, int]:
             size = words_of(work.theta) if private else length(learner.method, work.theta, work.purpose)
             method = replace(learner.method, halvings=work.halvings)
             round_context = context_of(work.theta, method, work.public or {}, work.round, work.purpose)
-            context = sum_context(work.run, work.attempt, about, work.part, round_context)
-            terms = SumTerms(context, cohort, whole_number(head, "threshold", 1, MOST_MEMBERS), size)
-            store.refuse_strangers({client: keys[client] for client in terms.names}, name)
-            least = PRIVATE_RATIO if private else terms.ratio
+            return sum_context(work.run, work.attempt, about, work.part, round_context), size
+
+        def check(terms: SumTerms) -> None:
             if terms.ratio < least:
-                raise Refused(f"{name} refuses the threshold {terms.threshold} of a private sum: at least {least + 1}")
-            refuse_isolating(learner.method, least)
-            member = Member(name, store.take_keys(own.serial), terms, keys, Floors(self._hides_among(learner)))
-            store.pin({client: keys[client] for client in terms.names})  # whose signatures are in order
-            return member
-        except (Refused, ConfigError) as e:
-            raise Rejected("refused by client", str(e)) from None
-        except (SecureSumError, ValueError, TypeError, KeyError) as e:
-            raise Rejected("malformed", f"terms of a secure sum that make no sense ({e})") from None
+                threshold = terms.threshold
+                raise Refused(f"{self.name} refuses the threshold {threshold} of a private sum: at least {least + 1}")
+            refuse_isolating(learner.method, PRIVATE_RATIO if private else terms.ratio)
+
+        floors = Floors(self._hides_among(learner))
+        return join_sum(self.store, self.name, head, work.members, floors, make, check)
 
     def _solve(self, work: ClientRound, counted: int | None, good: int | None) -> Finished | Refusal:
         """Train, or take what was trained for the same model and round just before (the calibration's)."""
@@ -435,9 +444,50 @@ class ClientSession:
         self._solved = (key, done)
         return done
 
+    # count
+
+    def _takes_counts(self, learner: Learner) -> bool:
+        try:
+            self._writer(learner)
+        except Rejected:
+            return False
+        return True
+
+    def _writer(self, learner: Learner) -> CountWriter:
+        if not self._counts:
+            raise Rejected("refused by client", "its owner takes no part in counts (keyfed client --counts)")
+        return learner.counts()
+
+    def _count(self, body: bytes) -> bytes:
+        """Take part in one sum of a count: check it, write the vector, join."""
+        received, run, begun, learner = self._begins(body)
+        head, purpose = received.head, text(received.head, "purpose")
+        if begun.get("secure") is not True:
+            raise Rejected("not secure", "n-grams are counted in secure sums only")
+        writer = self._writer(learner)
+        expected = writer.expects(purpose, sizes_of(head))
+        most = most_bytes(expected, COHORT_HEAD)
+        if len(body) > most:
+            raise Rejected("too large", f"public numbers in {len(body):,} bytes; expected at most {most:,}")
+        numbers, largest = read_tensors(received.tensors, expected), largest_of(head)
+        round, attempt, digest = self._see(run, head, numbers)
+        self.store.refuse_second(run, *noted_as(purpose), leaves=False)
+        vector = writer.vector(purpose, numbers, largest)  # looks at the numbers before anything is kept of them
+        self.store.same_release(run, writer.released(numbers))
+        self._affords(run, None)
+        self._ledger.book(_mark(run), None)
+
+        def make() -> tuple[bytes, int]:
+            return count_context(run, attempt, about_digest(begun), purpose, largest, digest), len(vector)
+
+        floors = Floors(max(self._hides_among(learner), writer.least))
+        member = join_sum(self.store, self.name, head, whole_number(head, "members"), floors, make)
+        work = CountRound(run, round, attempt, purpose, vector, member)
+        return self._shared(work, member)
+
     # upload and unmask
 
-    def _work_of(self, head: Mapping[str, Any]) -> ClientRound:
+    def _work_of(self, head: Mapping[str, Any]) -> ClientRound | CountRound:
         work = self._work
         asked = (text(head, "run"), whole_number(head, "round"), whole_number(head, "attempt"))
         if work is None:
@@ -446,8 +496,8 @@ class ClientSession:
             raise Rejected("stale", f"round {asked[1]}, and this client is in round {work.round}")
         return work
 
-    def _upload(self, work: ClientRound, head: Mapping[str, Any]) -> bytes:
-        if not work.secure:
+    def _upload(self, work: ClientRound | CountRound, head: Mapping[str, Any]) -> bytes:
+        if isinstance(work, ClientRound) and not work.secure:
             if work.done is None or work.asked is not None:  # a private part was sent, once, with the training
                 raise Rejected("malformed", "nothing was trained that could be uploaded")
             return pack(work.named, work.done.upload)
@@ -460,9 +510,13 @@ class ClientSession:
             received, signatures = parted_packages(parcels)
             self.store.begun(work.run)  # refuses a run that has ended since it was trained
             # Noted before anything is computed: whether a vector fits its ranges must not be tried again and again.
-            self.store.refuse_second(work.run, work.round, work.purpose, work.part)
-            self._book(work)
-            vector = self._vector(work, work.member.terms.ratio)
+            if isinstance(work, CountRound):
+                self.store.refuse_second(work.run, *noted_as(work.purpose))
+                vector = work.vector
+            else:
+                self.store.refuse_second(work.run, work.round, work.purpose, work.part)
+                self._book(work)
+                vector = self._vector(work, work.member.terms.ratio)
             masked = work.member.masked(vector, [str(name) for name in alive], received, signatures)
         except SecureSumOverflow as e:
             self._drop()
@@ -502,7 +556,7 @@ class ClientSession:
         assert own is not None, "clients of a private run weigh themselves"
         return replace(own(report_of(self.name, done), list(work.theta)), clipped=done.clipped)
 
-    def _unmask(self, work: ClientRound, head: Mapping[str, Any]) -> bytes:
+    def _unmask(self, work: ClientRound | CountRound, head: Mapping[str, Any]) -> bytes:
         survivors = head.get("survivors")
         if work.member is None or not isinstance(survivors, list):
             raise Rejected("malformed", "a request to open a sum that this client is not in")

@@ -8,6 +8,7 @@
     HOME/runs/RUN/begin.json   what the server said when the run began
     HOME/runs/RUN/*.safetensors  the client's states (duals, …) of the rounds that may count
     HOME/runs/RUN/summed.json  which masked vectors were sent, so that none is sent twice
+    HOME/runs/RUN/released.json  hashes of what a count of the run has released so far
     HOME/runs/RUN/step.json    step and clip of this client's last part of a private run; it takes part in none before
     HOME/runs/RUN/over         the run has ended; all else of it is deleted
 
@@ -235,12 +236,16 @@ class DeviceStore:
         """Remember the last training, so that an old message is known as such after a restart, too."""
         write_atomically(self.run(run) / "seen.json", json.dumps([attempt, round, model]).encode())
 
-    def refuse_second(self, run: str, round: int, purpose: str, part: str | None) -> None:
+    def refuse_second(self, run: str, round: int, purpose: str, part: str | None, *, leaves: bool = True) -> None:
         """Note that a masked vector is about to be sent; a second one for the same is refused, whoever asks.
 
         Two sums over cohorts that differ by one client would show that client's vector by their difference. What was
         trained in a round is sent once, whatever is evaluated beside it; and a part of the held-out text is counted
         once a round, whatever the sum is for.
+
+        Args:
+          round: below 0 for what is sent once in a run.
+          leaves: whether it is about to be sent; else nothing is noted yet.
         """
         path = self.run(run) / "summed.json"
         before: list[Any] = _own(path, _triples, [])
@@ -248,8 +253,20 @@ class DeviceStore:
         now += [] if part is None else [[round, "evaluation", part]]
         # Notes of an earlier version have what was evaluated in the place of None.
         if any(note in before or (note[2] is None and note[:2] in [b[:2] for b in before]) for note in now):
-            raise Rejected("summed before", f"this client has sent its part of round {round} already")
-        write_atomically(path, json.dumps([*before, *now]).encode())
+            what = f"round {round}" if round >= 0 else f"the sum {part}"
+            raise Rejected("summed before", f"this client has sent its part of {what} already")
+        if leaves:
+            write_atomically(path, json.dumps([*before, *now]).encode())
+
+    def same_release(self, run: str, released: Mapping[str, str]) -> None:
+        """Note hashes of what a count has released, by length; refuse another release than that of an earlier sum."""
+        path = self.run(run) / "released.json"
+        known: dict[str, str] = _own(path, _texts, {})
+        for length, digest in released.items():
+            if known.get(length, digest) != digest:
+                raise Rejected("other model", f"other n-grams of length {length} than in an earlier sum of this count")
+        if not set(released) <= set(known):
+            write_atomically(path, json.dumps(known | dict(released)).encode())
 
     def last_part(self, run: str) -> LastPart | None:
         """Return when this client's last part of a private run left it; None before the first."""

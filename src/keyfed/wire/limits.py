@@ -23,6 +23,9 @@ MOST_PINS = 20_000  # identities of other clients that are remembered
 MOST_ENDED = 1_000  # ended runs whose names are remembered
 MOST_ROSTER = 30_000  # clients on a roster: twice as many marks are still read again (`messages.MOST_VALUES`)
 MOST_LAYERS = 64
+MOST_SUM_WORDS = 64 << 20  # of a client's vector in one sum of a count: 256 MiB
+MOST_LISTED = 4 << 20  # n-grams of one length that a count has released, or lists
+MOST_COUNT_FILE = 256 << 20  # bytes of what a count has released, as the file that it becomes
 MOST_STEP_NUMBERS = 1 << 28  # of embeddings and recurrent layers in one training step: 1 GiB in float32
 
 

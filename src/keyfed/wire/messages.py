@@ -44,7 +44,7 @@ _TYPES = {
 
 _NO_MARKS = bytes(sorted(set(range(256)) - set(b'"[]{},:')))
 
-Kind = Literal["who", "hello", "train", "upload", "unmask", "bye", "update keyfed: server protocol 2"]
+Kind = Literal["who", "hello", "train", "count", "upload", "unmask", "bye", "update keyfed: server protocol 2"]
 TOO_OLD: Kind = (
     "update keyfed: server protocol 2"  # a client of protocol 1 refuses it, and writes its name into its log
 )

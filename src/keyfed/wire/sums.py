@@ -10,7 +10,7 @@ whatever it does, an honest client moves the sum by S at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,10 +28,13 @@ from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.keys import is_signature
 from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.wire import package_text
+from keyfed.wire.counting import LARGEST, count_context
 from keyfed.wire.messages import (
+    Kind,
     Rejected,
     about_digest,
     control_head,
+    digest_of,
     most_bytes,
     pack,
     parted_packages,
@@ -74,12 +77,63 @@ def secure_sum(
     words: int | None = None,
     watch: Callable[[Collector], None] = lambda collector: None,
 ) -> Summed:
-    """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
+    """Form a sum of what clients train or evaluate over those in `heads`; see `masked_total`.
 
     Args:
       part: the held-out text that clients evaluate along; None for none.
       words: numbers in a client's vector; None for those of a hidden round (`engine.sums.secure_round.length`).
       watch: is shown what collects the sum before anybody is called.
+    """
+    run = calls.run
+    about = about_digest({**run.about, "secure": True})
+    context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
+    words = length(method, params, purpose) if words is None else words
+    heads = {client: {**head, "public": public, "evaluate": part} for client, head in heads.items()}
+    return masked_total(calls, "train", heads, params, context, round, words, watch)
+
+
+def count_sum(
+    calls: Calls,
+    clients: Sequence[ClientId],
+    numbers: Params,
+    theta: Params,
+    round: int,
+    purpose: str,
+    largest: int,
+    words: int,
+) -> Summed:
+    """Form a sum of a count over these clients; see `masked_total`.
+
+    Args:
+      numbers: the public numbers of the sum, a flat tensor each.
+      theta: the model where clients read with it, else empty.
+      largest: clients of the largest sum of the count.
+    """
+    run = calls.run
+    about = about_digest({**run.about, "secure": True})
+    tensors = {**theta, **numbers}
+    context = count_context(run.name, run.attempt, about, purpose, largest, digest_of(tensors))
+    head = {"purpose": purpose, LARGEST: largest, "sizes": {name: t.numel() for name, t in numbers.items()}}
+    heads = {client: {**calls.named(round), **head} for client in clients}
+    return masked_total(calls, "count", heads, tensors, context, round, words)
+
+
+def masked_total(
+    calls: Calls,
+    kind: Kind,
+    heads: Mapping[ClientId, dict[str, Any]],
+    tensors: Params,
+    context: bytes,
+    round: int,
+    words: int,
+    watch: Callable[[Collector], None] = lambda collector: None,
+) -> Summed:
+    """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
+
+    Args:
+      kind: of the message that begins it, which has `tensors`.
+      context: what the masks are bound to.
+      words: of a client's vector.
 
     A client that is proved to lie is shut out: it dealt shares of another secret than its own, sent a package that does
     not open, accuses another falsely, or answers another share than it took. A sum in which a client accused another
@@ -101,9 +155,6 @@ def secure_sum(
     if not heads:
         raise SecureSumError("no client is left to sum over")
     keys = tuple(calls.keys.pop(client) for client in heads)  # used now, whatever comes of it
-    about = about_digest({**run.about, "secure": True})
-    context = sum_context(run.name, run.attempt, about, part, context_of(params, method, public, round, purpose))
-    words = length(method, params, purpose) if words is None else words
     hide_among = max(calls.hide_among.get(client, 0) for client in heads)
     terms = SumTerms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
     raised = terms.threshold > run.secure.threshold_of(len(keys))
@@ -114,8 +165,6 @@ def secure_sum(
         "identities": {client: calls.identity(client).hex() for client in heads},
         "threshold": terms.threshold,
         "members": len(keys),
-        "public": public,
-        "evaluate": part,
     }
 
     signatures: dict[ClientId, dict[ClientId, bytes]] = {}
@@ -148,7 +197,7 @@ def secure_sum(
 
     expected = {"masked": ((terms.sent_length,), torch.int32)}
     short = 8 + control_head(len(keys))
-    calls.gather("train", with_model({c: head | told for c, head in heads.items()}, params), take_shares, most=short)
+    calls.gather(kind, with_model({c: head | told for c, head in heads.items()}, tensors), take_shares, most=short)
     with _strain(calls, raised):
         alive, parcels = collector.forward()
     named = calls.named(round)

@@ -125,7 +125,8 @@ HELLO_SECONDS, SILENCE_SECONDS = 60.0, 300.0  # who leaves a hello unanswered is
 NOTICE_SECONDS = 1.0  # for telling clients of protocol 1 that they are too old
 MOST_UNDELIVERED = 2  # answers that a client announced and did not send, after which it is called no more in this run
 
-SIGNED: tuple[Kind, ...] = ("train", "upload", "unmask")  # answers that carry a signature; a hello has its own proof
+# Answers that carry a signature; a hello has its own proof.
+SIGNED: tuple[Kind, ...] = ("train", "count", "upload", "unmask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class Calls:
       steps: of a private run, the step in which each client last took part, as it said in its hello.
       suspects: who lied, proved or found by splitting cohorts; part of a checkpoint.
       hide_among: the fewest clients of a secure sum that each client takes part in, as it signed in its hello.
+      counting: clients that take part in the run's count, as they said in their hello.
       strained: sums, one after the other, that stayed closed below a threshold which a client's own number had raised.
     """
 
@@ -184,6 +186,7 @@ class Calls:
         self.steps: dict[ClientId, int] = {}
         self.suspects = Suspects() if suspects is None else suspects
         self.hide_among: dict[ClientId, int] = {}
+        self.counting: set[ClientId] = set()
         self.strained = 0
         self._transport = transport
         self._shut_out: set[ClientId] = set()  # cannot go on in this run
@@ -220,6 +223,8 @@ class Calls:
                 self.keys[client] = self._proved(client, told, nonce)
                 if told.get("step") is not None:
                     self.steps[client] = whole_number(told, "step")
+                if told.get("counts") is True:
+                    self.counting.add(client)
 
             self.gather("hello", dict.fromkeys(new, pack(head)), welcome, min(HELLO_SECONDS, self.run.seconds))
             # Whoever is in `keys` has just answered, whatever it was lost for in the round before.

@@ -24,6 +24,17 @@ def test_the_words_name_what_leaves_and_what_stays():
     assert "takes part in such runs too" in words("a", "b:1", "c", plain=True)
 
 
+def test_counting_is_told_to_who_agrees_to_it_and_asked_anew(tmp_path):
+    """Who takes no part in counts is told what was always told, so that an older agreement holds."""
+    told = words("anna", "fl.example.org:9092", "/home/anna/notes", plain=False, counts=True, hide_among=5)
+    for part in ("which words", "up to 6 words", "over 5 people or more", "fewer than 3 too", "No noise hides that"):
+        assert part in told
+        assert part not in TEXT
+    assert max(map(len, told.splitlines())) <= 120
+    ask(tmp_path, TEXT, yes=True, read=None, say=lambda line: None)
+    assert not given(tmp_path, told)
+
+
 def test_without_an_answer_nothing_is_recorded(tmp_path):
     said = []
     with pytest.raises(DeployError, match="--yes"):

@@ -59,21 +59,30 @@ def test_the_session_has_the_identity_that_was_enrolled(tmp_path):
     assert home.identity_key.read_bytes() == before
 
 
+def test_an_owner_takes_part_in_counts_only_after_saying_so_and_until_further_notice(tmp_path):
+    home = home_with(tmp_path)
+    assert home.settings().counts is False
+    assert open_home(home.path, counts=True).settings().counts is True
+    assert open_home(home.path, hide_among=4).settings().counts is True
+    assert open_home(home.path, counts=False).settings().counts is False
+
+
 def test_a_paused_client_begins_nothing_and_finishes_what_has_begun(tmp_path):
     home = home_with(tmp_path)
     assert refusal(home, "train") is None
     home.pause(True)
     assert "paused" in refusal(home, "hello")
     assert "paused" in refusal(home, "train")
+    assert "paused" in refusal(home, "count")
     assert refusal(home, "unmask") is None
 
 
-def test_conditions_hold_for_training_only(tmp_path, monkeypatch):
+def test_conditions_hold_for_work_only(tmp_path, monkeypatch):
     from keyfed.deploy import homes
 
     monkeypatch.setitem(homes.CONDITIONS, "power", ("on power", lambda: False))
     home = home_with(tmp_path, when="power")
-    assert refusal(home, "train") == "not on power"
+    assert refusal(home, "train") == refusal(home, "count") == "not on power"
     assert refusal(home, "hello") is None
 
 

@@ -8,54 +8,41 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from keyfed.config.load import Config
-from keyfed.config.schema import PrivacyConfig
+from keyfed.config.schema import CountsConfig, PrivacyConfig
 from keyfed.errors import ConfigError, DataError, PrivacyError, RunError
-from keyfed.files import write_atomically
-from keyfed.model.counts import FILE, LEAST_K, CountModel, CountTerms, counts_from_bytes, counts_to_bytes
-from keyfed.model.mixture import CONFIDENCE_EDGES, COUNT_EDGES, Mixture, read_mixture
+from keyfed.model.counts import FILE, CountModel, CountTerms, counts_from_bytes
 from keyfed.model.mixture import FILE as MIXTURE
-from keyfed.model.ngram import Ints
+from keyfed.model.mixture import Mixture, read_mixture
 from keyfed.model.output import Score
-from keyfed.model.tables import Texts, texts_of
-from keyfed.run.counts.cache import PersonalCache
-from keyfed.run.counts.fit import MOST_TOKENS, fit_levels, fit_mixture, opening
-from keyfed.run.counts.gather import AMONG, Gathering, groups_of
-from keyfed.run.counts.levels import DEPTH, DEPTH_NOISED, MOST_ORDER, CountPlan, LevelFound, count_ngrams, sketches_of
-from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both, score_text
-from keyfed.run.counts.noise import FOLDER, TOKENS_NOISED, CountNoise, check_booked, releases_of
+from keyfed.run.counts.fit import opening
+from keyfed.run.counts.gather import Gathering, groups_of
+from keyfed.run.counts.levels import DEPTH, DEPTH_NOISED, LevelFound
+from keyfed.run.counts.mixing import score_models
+from keyfed.run.counts.noise import FOLDER, CountNoise, check_booked, releases_of
+from keyfed.run.counts.release import Made, NetworkReader, make_counts, spaced
+from keyfed.run.counts.terms import plan_of, refuse_terms
 from keyfed.run.encode import Streams
-from keyfed.run.evaluate import limit_streams
 from keyfed.run.folder import Trained
 from keyfed.run.prepare import Prepared
 from keyfed.run.secure import settings_of
 from keyfed.text.vocab import EOS
 
-MOST_MEGABYTES = 1_000  # of a client's sketches; a machine that plays the sums needs eight times as much
-MIXTURE_TOKENS = 60_000  # validation tokens on which the mixture's weights are fitted
-
 
 @dataclass(frozen=True, slots=True)
-class Counting:
-    """What a person sets of a count; the attributes of `levels.CountPlan`, and how it is summed.
+class Counting(CountsConfig):
+    """What a person sets of a count, and how it is summed in a simulation.
 
     Attributes:
-      megabytes: of all sketches, a client.
-      among: clients of one sum at most.
       secure: play the real protocol; None does as the run did.
       privacy: budget or noise of the sums (`--dp`); None counts without noise.
     """
 
-    order: int = 4
-    k: int = LEAST_K
-    cap: int = 64
-    most: int = 20_000
-    megabytes: float = 24.0
-    among: int = AMONG
     secure: bool | None = None
     privacy: PrivacyConfig | None = None
 
@@ -105,21 +92,11 @@ def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
             f"{trained.folder / FOLDER} has {spent} releases: counts without noise in their place would void their "
             "epsilon. Count for another run"
         )
-    if how.k < LEAST_K:
-        raise ConfigError(
-            f"--k is {how.k}; expected {LEAST_K} or more: with two, a client that writes an n-gram learns whether "
-            "another one did"
-        )
+    refuse_terms(how)
     if clients < how.k:
         raise DataError(f"{prepared.corpus.name} has {clients:,} clients, and an n-gram needs {how.k} (--k)")
-    if not 1 <= how.order <= MOST_ORDER:
-        raise ConfigError(f"--order is {how.order}; the sketches hold n-grams of 1 to {MOST_ORDER} words")
     if how.privacy is not None and how.cap != 1:
         raise ConfigError(f"--cap is {how.cap}; with --dp an n-gram is counted by clients, --cap 1")
-    if how.cap < 1 or how.most < 1:
-        raise ConfigError(f"--cap is {how.cap} and --most is {how.most}; expected 1 or more")
-    if not 0 < how.megabytes <= MOST_MEGABYTES:
-        raise ConfigError(f"--megabytes is {how.megabytes:g}; expected a number above 0, {MOST_MEGABYTES:,} at most")
     least = least_of(trained, how)
     if how.among < least:
         raise ConfigError(f"--among is {how.among}; a sum hides a client among {least} or more")
@@ -147,10 +124,17 @@ def sum_groups(prepared: Prepared, trained: Trained, how: Counting, streams: Str
     return Gathering(groups, settings_of(trained.config) if secure and not published else None)
 
 
-def read_for_weights(valid: Streams, least: int) -> Streams:
-    """Return the validation text for the mixture: about `MIXTURE_TOKENS`, but all where that is of too few clients."""
-    some = opening(limit_streams(valid, MIXTURE_TOKENS))
-    return some if len(some) >= least else opening(valid)
+def validation_of(prepared: Prepared, tokens: int, clients: int | None = None) -> Streams:
+    """Return the first validation tokens of every client, none of some; of a published text, that text.
+
+    Args:
+      clients: of how many, evenly spaced by name; None for all.
+    """
+    some = opening(prepared.valid, tokens)
+    if prepared.population.valid is not None:
+        return some
+    nothing = np.zeros(0, np.int32)
+    return {name: some.get(name, nothing) for name in spaced(prepared.store.names, clients)}
 
 
 def count_run(
@@ -168,58 +152,34 @@ def count_run(
     store, vocab = prepared.store, len(trained.vocab)
     whole = {name: store.stream(k) for k, name in enumerate(store.names)}
     counting = sum_groups(prepared, trained, how, whole, published=False)
-    name = hashlib.sha256((trained.folder / "vocab.json").read_bytes()).hexdigest()
     seed, depth = trained.config.train.seed, DEPTH if how.privacy is None else DEPTH_NOISED
-    sketches = sketches_of(how.megabytes * 1e6, how.order, counting.members, vocab, seed, depth)
-    plan = CountPlan(how.order, how.k, how.cap, how.most, name, sketches)
+    name = hashlib.sha256((trained.folder / "vocab.json").read_bytes()).hexdigest()
+    plan = plan_of(how, name, counting.members, vocab, seed, depth)
     noise = None
     if how.privacy is not None:  # recounts, sketches, smoothing of every length, and the mixture
         noise = CountNoise(
             how.privacy, trained.folder, counting.clients, 3 * how.order, how.most, seed,
             secure=counting.settings is not None, raw_vocabulary=trained.config.data.vocab_file is None,
         )  # fmt: skip
-    say(
-        f"counting n-grams of 1 to {how.order} words of {counting.clients:,} clients, in {len(counting.groups):,} sums "
-        f"of up to {counting.members:,} clients, k = {how.k}"
-    )
-    tables, found = count_ngrams(counting, plan, vocab, None if noise is None else noise.add)
-    if not tables:
-        raise DataError(f"no word is released: none has {how.k} of the {counting.clients:,} clients")
-    for n, level in enumerate(found, 1):
-        say(f"  {n}: {level.candidates:,} candidates, {level.admitted:,} admitted, {level.released:,} released")
     published = prepared.population.valid is not None
-    clear = noise is None or published
-    each = MOST_TOKENS if clear else TOKENS_NOISED
-    blurred = None if noise is None or published else noise.histogram
-    fitting = sum_groups(prepared, trained, how, opening(prepared.valid, each), published)
-    model = fit_levels(fitting, tables, vocab, blurred, each)
-    terms = CountTerms(how.k, how.cap, how.most, counting.clients, name)
-    if noise is not None:  # that of all sums that the noise was made for
-        terms = replace(terms, epsilon=noise.announced, delta=noise.delta, verdict=noise.verdict)
-    written = CountModel(model, tuple(t.clients for t in tables), tuple(t.counts for t in tables), terms)
-    data = counts_to_bytes(written)
-    model_read = counts_from_bytes(data, vocab, FILE)  # what is tested is what is in the file
-    say("fitting the mixture")
-    # Which clients are read must not depend on other clients' text where a budget is kept.
-    read = read_for_weights(prepared.valid, least_of(trained, how)) if clear else opening(prepared.valid, each)
-    some = sum_groups(prepared, trained, how, read, published)
 
-    def cells(text: Texts) -> tuple[Ints, Ints]:
-        laid = laid_out(model_read, text, COUNT_EDGES, trained.reads_lines)
-        return mixture_cells(read_both(trained, model_read, laid, "cpu"), laid, CONFIDENCE_EDGES)
+    def validation(tokens: int, chosen: int | None = None) -> Gathering:
+        return sum_groups(prepared, trained, how, validation_of(prepared, tokens, chosen), published)
 
-    mixture, note = fit_mixture(some, len(tables), cells, blurred, each)
-    if note:
-        say(note)
-    closed = counting.closed + fitting.closed + some.closed
-    write_atomically(trained.folder / FILE, data)
-    fitted_for = hashlib.sha256(data).hexdigest()
-    write_atomically(trained.folder / MIXTURE, replace(mixture, counts_sha256=fitted_for).to_json().encode())
+    reader = NetworkReader(trained.spec, trained.params, trained.reads_lines)
+    made = make_counts(reader, vocab, plan, counting, validation, least_of(trained, how), noise, published, say)
+    made.write(trained.folder)
+    excluded = "" if noise is None else excluded_of(trained.config)
+    return report_of(made, trained.folder, counting, excluded, began)
+
+
+def report_of(made: Made, folder: Path, counting: Gathering, excluded: str, began: float) -> CountReport:
+    """Return the report of a count that was written."""
     return CountReport(
-        file=str(trained.folder / FILE), size=len(data), terms=terms, sums=len(counting.groups),
-        members=counting.members, masked=counting.settings is not None, levels=tuple(found),
-        sent={**counting.moved(), **fitting.moved(), **some.moved()}, closed=tuple(closed), note=note,
-        excluded="" if noise is None else excluded_of(trained.config), seconds=time.monotonic() - began,
+        file=str(folder / FILE), size=len(made.data), terms=made.model.about, sums=len(counting.groups),
+        members=counting.members, masked=counting.settings is not None, levels=tuple(made.levels),
+        sent=made.sent, closed=tuple(made.closed), note=made.note, excluded=excluded,
+        seconds=time.monotonic() - began,
     )  # fmt: skip
 
 
@@ -269,26 +229,14 @@ def score_counts(
     for split, streams in (("test", prepared.test), ("unseen", prepared.unseen)):
         if not streams:
             continue
-        names = list(streams)
-        text = texts_of(list(streams.values()), line_end)
         nothing = np.zeros(0, np.int32)
-        history = [
-            np.concatenate([prepared.store.stream(own[name]), prepared.valid.get(name, nothing)])
-            if name in own and split == "test" else nothing
-            for name in names
+        texts = [
+            (np.concatenate([prepared.store.stream(own[name]), prepared.valid.get(name, nothing)])
+             if name in own and split == "test" else nothing, stream)
+            for name, stream in streams.items()
         ]  # fmt: skip
-        cache = PersonalCache(text, history)
-        laid = laid_out(model, text, mixture.count_edges, trained.reads_lines)
-        both = read_both(trained, model, laid, device, (mixture, cache))
-        weight = mixture.weight(laid.places, both.confidence)
-        mixed = -np.log(weight * both.network + (1 - weight) * both.counts)
-        found = {
-            "counts": (-np.log(both.counts), both.above["counts"]),
-            "mixture": (mixed, both.above["mixture"]),
-            "cache": cache.weighed(mixed),
-        }
-        for name, (nats, rank) in found.items():
-            out[name][split] = score_text(text, nats, rank)
+        for name, score in score_models(trained.spec, trained.params, model, mixture, texts, line_end, device).items():
+            out[name][split] = score
     return out
 
 

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from keyfed.engine.sums.tallies import Entries, Fields
 from keyfed.errors import DataError
 from keyfed.model.mixture import BINS, CONFIDENCE_EDGES, COUNT_EDGES, FEWEST, Mixture, fit_weights, mixture_of
-from keyfed.model.ngram import Ints, KneserNey, Level
+from keyfed.model.ngram import Floats, Ints, KneserNey, Level, level_of
 from keyfed.model.smoothing import BUCKETS, WIDTH, TextReading, fitted, read_on, smoothed, tallied, unsmoothed
 from keyfed.model.tables import GramTable, Texts
-from keyfed.run.counts.gather import Gathering
-from keyfed.run.counts.levels import Noised
+from keyfed.run.counts.gather import Gathering, PublicSum
+from keyfed.run.counts.levels import Noised, numbers_of
 
 MOST_TOKENS = 4_096
+TOKENS = "tokens"  # among the public numbers of a histogram: how many of each client's first tokens are counted
 ROWS = (len(COUNT_EDGES) + 1) * (len(CONFIDENCE_EDGES) + 1)  # of the mixture's histogram, for each length matched
 
 
@@ -36,10 +37,20 @@ def opening(streams: Mapping[str, NDArray[Any]], most: int = MOST_TOKENS) -> dic
     return found
 
 
+def histogram_fields(length: int, members: int, most: int) -> Fields:
+    """Return the fields of a histogram: all of a client's tokens, at most so many, may lie in one cell."""
+    return Fields((length,), (members * most,))
+
+
+def write_histogram(client: Ints, cell: Ints, length: int, members: int, most: int) -> Entries:
+    """Return what clients write, from the client and the cell of every token."""
+    both, count = np.unique(client * length + cell, return_counts=True)
+    return histogram_fields(length, members, most).write([Entries(both // length, both % length, count)])
+
+
 def summed_cells(
     gathering: Gathering,
-    purpose: str,
-    public: bytes,
+    public: PublicSum,
     length: int,
     cells: Callable[[Texts], tuple[Ints, Ints]],
     noised: Noised | None = None,
@@ -49,19 +60,44 @@ def summed_cells(
 
     Args:
       cells: the client and the cell of every token of a block.
-      most: tokens of a client; with noise all of them may lie in one cell.
+      most: tokens of a client.
     """
-    fields = Fields((length,), (gathering.members * most,))
+    fields = histogram_fields(length, gathering.members, most)
+    public = PublicSum(public.purpose, {**public.numbers, TOKENS: np.array([most])})
 
     def write(text: Texts) -> Entries:
-        client, cell = cells(text)
-        both, count = np.unique(client * length + cell, return_counts=True)
-        return fields.write([Entries(both // length, both % length, count)])
+        return write_histogram(*cells(text), length, gathering.members, most)
 
     total: NDArray[Any] = np.zeros(length, np.int64)
-    for opened in gathering.sums(purpose, public, fields.words, write):
+    for opened in gathering.sums(public, fields.words, write):
         total += fields.read(opened.total)[0]
-    return total if noised is None else noised(purpose, total, float(most))[0]
+    return total if noised is None else noised(public.purpose, total, float(most))[0]
+
+
+def smoothing_numbers(tables: Sequence[GramTable], levels: Sequence[Level]) -> dict[str, NDArray[Any]]:
+    """Return the public numbers that the next length is smoothed by: what was released, and what was fitted."""
+    numbers: dict[str, NDArray[Any]] = {**numbers_of(tables)}
+    numbers |= {f"n{n}.counts": table.counts for n, table in enumerate(tables, 1)}
+    for n, level in enumerate(levels, 1):
+        numbers |= {f"n{n}.prob": level.prob, f"n{n}.backoff": level.backoff}
+    return numbers
+
+
+def smoothing_cells(
+    text: Texts, tables: Sequence[GramTable], fitted_levels: Sequence[tuple[Floats, Floats]], vocab: int
+) -> tuple[Ints, Ints]:
+    """Return what a client adds for the next length, which it has to read from the beginning: see `fit_levels`.
+
+    Args:
+      fitted_levels: `prob` and `backoff` of the shorter lengths.
+    """
+    reading, lower = TextReading.begun(text, vocab), np.array([1 / vocab])
+    for n, (prob, backoff) in enumerate(fitted_levels, 1):
+        level = unsmoothed(tables, n, lower, vocab)
+        done = level_of(level.table.keys, prob, backoff, level.size, vocab)
+        reading, lower = read_on(done, level, text, reading, n), prob
+    n = len(fitted_levels) + 1
+    return tallied(unsmoothed(tables, n, lower, vocab), text, reading, n)
 
 
 def fit_levels(
@@ -78,8 +114,8 @@ def fit_levels(
         def cells(text: Texts, n: int = n, level: Any = level, at: Any = readings) -> tuple[Ints, Ints]:
             return tallied(level, text, at[id(text)], n)
 
-        public = lower.tobytes() + tables[n - 1].keys.tobytes()
-        found = summed_cells(gathering, f"smoothing {n}", public, BUCKETS * WIDTH, cells, noised, most)
+        public = PublicSum(f"smoothing {n}", smoothing_numbers(tables, levels))
+        found = summed_cells(gathering, public, BUCKETS * WIDTH, cells, noised, most)
         levels.append(fitted(level, found))
         readings = {id(text): read_on(levels[-1], level, text, readings[id(text)], n) for text in texts}
         lower = levels[-1].prob
@@ -88,14 +124,20 @@ def fit_levels(
 
 def fit_mixture(
     gathering: Gathering,
+    counts: bytes,
     order: int,
     cells: Callable[[Texts], tuple[Ints, Ints]],
     noised: Noised | None = None,
     most: int = MOST_TOKENS,
 ) -> tuple[Mixture, str]:
-    """Fit the weights of the network from one summed histogram; return them, and what to say of empty buckets."""
+    """Fit the weights of the network from one summed histogram; return them, and what to say of empty buckets.
+
+    Args:
+      counts: the file that the weights are fitted for.
+    """
     rows = order * ROWS
-    found = summed_cells(gathering, "mixture", order.to_bytes(4, "big"), rows * BINS, cells, noised, most)
+    public = PublicSum("mixture", {"counts": np.frombuffer(counts, np.uint8)})
+    found = summed_cells(gathering, public, rows * BINS, cells, noised, most)
     found = np.maximum(found.reshape(rows, BINS), 0)
     tokens = found.sum(1)
     few = int((tokens < FEWEST).sum())

@@ -2,7 +2,8 @@
 
 Clients form groups of nearly equal size, and every group has a secure sum of its own. The server adds what was opened.
 In the clear only the words that clients write are added, so a simulation of thousands of clients takes seconds. Masked,
-every client and the server play their role (`engine.sums.masked.MaskedSum`). Both give the same words, bit for bit.
+every client and the server play their role (`engine.sums.masked.MaskedSum`). Real clients write what a simulated one
+writes, of the same public numbers (`run.remote.counting`). All three give the same words, bit for bit.
 
 A group below the floor would hide too few clients. So groups are never smaller, in the clear neither, and a few clients
 more than `among` form one group. A group whose sum stays closed is left out of that sum. A count of which a sum lacks
@@ -12,12 +13,13 @@ half of the clients ends.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyfed.engine.sums.codec import Vector
 from keyfed.engine.sums.tallies import Entries, added, vectors
@@ -26,10 +28,29 @@ from keyfed.model.ngram import Tokens
 from keyfed.model.tables import Texts, texts_of
 from keyfed.private.secagg.threshold import SecureSettings
 
-AMONG = 1_000  # clients of one sum, by default
-
 Write = Callable[[Texts], Entries]  # of a block of clients: the words that they add to
 Lost = Callable[[str, str], bool]  # (what is summed, client): whether it vanishes before its vector is there
+RealSum = Callable[["PublicSum", int, "Group"], "Opened"]  # (sum, words of a vector, clients): their opened sum
+
+
+class PublicSum(NamedTuple):
+    """One sum: what is summed, and the public numbers that all its clients must have alike.
+
+    Attributes:
+      purpose: it names the sum in the report: `recount 2`.
+      numbers: what a client needs to write its vector, besides the terms of the count and its own text.
+    """
+
+    purpose: str
+    numbers: Mapping[str, NDArray[Any]]
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 that masks are bound to."""
+        total = hashlib.sha256(b"keyfed counts 1" + self.purpose.encode())
+        for name, array in sorted(self.numbers.items()):
+            total.update(f"|{name}|{array.dtype.str}|{array.size}|".encode())
+            total.update(np.ascontiguousarray(array).tobytes())
+        return total.digest()
 
 
 class Group(NamedTuple):
@@ -69,6 +90,7 @@ class Gathering:
     Attributes:
       settings: of secure sums; None adds in the clear.
       lost: which clients drop out of which sum.
+      real: forms a group's sum with real clients, who have the text; None where clients are simulated.
       words: of the vectors that one client sent, by what was summed.
       closed: groups that were left out, and why.
       missing: clients that are in no opened sum, by what was summed.
@@ -77,6 +99,7 @@ class Gathering:
     groups: Sequence[Group]
     settings: SecureSettings | None = None
     lost: Lost = lambda purpose, name: False
+    real: RealSum | None = None
     words: dict[str, int] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
@@ -90,21 +113,21 @@ class Gathering:
     def clients(self) -> int:
         return sum(len(group.names) for group in self.groups)
 
-    def sums(self, purpose: str, public: bytes, words: int, write: Write) -> Iterator[Opened]:
+    def sums(self, public: PublicSum, words: int, write: Write) -> Iterator[Opened]:
         """Yield every group's opened sum.
 
         Args:
-          purpose: what is summed; it names the sum in the report.
-          public: what all clients must have received alike, which masks are bound to.
+          words: of a client's vector.
+          write: what simulated clients write.
 
         Raises:
           RunError: half of the clients are missing.
         """
+        purpose = public.purpose
         self.words[purpose] = words
-        context = hashlib.sha256(b"keyfed counts 1" + purpose.encode() + public).digest()
         for number, group in enumerate(self.groups):
             try:
-                opened = self._sum(purpose, context, words, group, write(group.texts))
+                opened = self._sum(public, words, group, write)
             except SecureSumError as e:
                 self.leave_out(purpose, len(group.names), f"{purpose}, group {number}: {e}")
                 continue
@@ -123,13 +146,16 @@ class Gathering:
                 "them. Nothing was written: count again"
             )
 
-    def _sum(self, purpose: str, context: bytes, words: int, group: Group, written: Entries) -> Opened:
-        stays = np.array([not self.lost(purpose, name) for name in group.names])
+    def _sum(self, public: PublicSum, words: int, group: Group, write: Write) -> Opened:
+        if self.real is not None:
+            return self.real(public, words, group)
+        written = write(group.texts)
+        stays = np.array([not self.lost(public.purpose, name) for name in group.names])
         if self.settings is None:
             return Opened(added(written, words, stays), int(stays.sum()))
         from keyfed.engine.sums.masked import Attendance, Costs, MaskedSum  # needs a package of its own
 
-        summed = MaskedSum(context, words, Attendance(group.names, group.names), self.settings, Costs())
+        summed = MaskedSum(public.digest(), words, Attendance(group.names, group.names), self.settings, Costs())
         for name, vector, here in zip(group.names, vectors(written, words, len(group.names)), stays, strict=True):
             if here:
                 summed.add(name, vector)

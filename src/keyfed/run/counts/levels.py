@@ -11,10 +11,9 @@ have to reach k and a multiple of the noise.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -25,7 +24,7 @@ from keyfed.engine.sums.tallies import Entries, Sketch, read_recount, recount_fi
 from keyfed.errors import ConfigError, Lied
 from keyfed.model.ngram import Ints
 from keyfed.model.tables import GramTable, Texts, candidates, last_rows, limited, rows_in, shared_score, written
-from keyfed.run.counts.gather import Gathering
+from keyfed.run.counts.gather import Gathering, PublicSum
 
 MOST_ORDER = 6
 DEPTH, DEPTH_NOISED = 4, 2
@@ -54,9 +53,6 @@ class CountPlan:
     most: int
     vocab_sha256: str
     sketches: tuple[Sketch, ...]
-
-    def digest(self) -> bytes:
-        return hashlib.sha256(repr(asdict(self)).encode()).digest()
 
 
 def sketches_of(budget: float, order: int, members: int, vocab: int, seed: int, depth: int) -> tuple[Sketch, ...]:
@@ -96,9 +92,7 @@ def count_ngrams(
     report: list[LevelFound] = []
     for n in range(1, plan.order + 1):
         looked, keys, estimates = (
-            (vocab, np.arange(vocab), -np.arange(vocab).astype(np.float64))
-            if n == 1
-            else _admitted(gathering, plan, tables, vocab, noised)
+            (vocab, *words_listed(vocab)) if n == 1 else _admitted(gathering, plan, tables, vocab, noised)
         )
         if not keys.size:
             break
@@ -110,11 +104,41 @@ def count_ngrams(
     return tables, report
 
 
-def sketched(text: Texts, tables: Sequence[GramTable], plan: CountPlan, vocab: int) -> tuple[Ints, Ints]:
-    """Return what clients put into the next sketch, by client: the n-grams that most clients can have written."""
+def write_sketch(text: Texts, tables: Sequence[GramTable], plan: CountPlan, vocab: int, members: int) -> Entries:
+    """Return what clients write of the n-grams one longer than the tables': of those that most can have written."""
     found = written(text, tables, vocab)
     found = limited(found, shared_score(found.key, tables, vocab), plan.most)
-    return found.client, found.key
+    sketch = plan.sketches[len(tables) - 1]
+    return sketch.fields(members).write([sketch.write(found.client, found.key)])
+
+
+def write_list(
+    text: Texts,
+    tables: Sequence[GramTable],
+    keys: Ints,
+    estimates: NDArray[np.float64],
+    plan: CountPlan,
+    vocab: int,
+    members: int,
+) -> Entries:
+    """Return what clients write of a list of n-grams, one longer than the tables'."""
+    found = written(text, tables, vocab)
+    rows = rows_in(keys, found.key)
+    found = found.of(rows >= 0)
+    found = limited(found, estimates[rows[rows >= 0]], plan.most)
+    cells = write_recount(found.client, rows_in(keys, found.key), found.count, plan.cap)
+    return recount_fields(keys.size, members, plan.cap).write(cells)
+
+
+def words_listed(vocab: int) -> tuple[Ints, NDArray[np.float64]]:
+    """Return the list of the first recount, every word, and in which order a client takes them where it must choose."""
+    return np.arange(vocab), -np.arange(vocab).astype(np.float64)
+
+
+def numbers_of(tables: Sequence[GramTable]) -> dict[str, Ints]:
+    """Return released n-grams as the public numbers of a sum."""
+    numbered = enumerate(tables, 1)
+    return {f"n{n}.{name}": found for n, t in numbered for name, found in (("keys", t.keys), ("clients", t.clients))}
 
 
 def _admitted(
@@ -125,12 +149,11 @@ def _admitted(
     sketch = plan.sketches[n - 2]
     fields = sketch.fields(gathering.members)
     cells: NDArray[Any] = np.zeros(sketch.depth * sketch.width, np.int64)
-    public = _public(plan, tables[-1].keys)
 
     def write(text: Texts) -> Entries:
-        return fields.write([sketch.write(*sketched(text, tables, plan, vocab))])
+        return write_sketch(text, tables, plan, vocab, gathering.members)
 
-    for opened in gathering.sums(f"sketch {n}", public, fields.words, write):
+    for opened in gathering.sums(PublicSum(f"sketch {n}", numbers_of(tables)), fields.words, write):
         cells += fields.read(opened.total)[0]
     least = float(plan.k)
     if noised is not None:
@@ -160,15 +183,13 @@ def _recounted(
     fields = recount_fields(keys.size, gathering.members, plan.cap)
 
     def write(text: Texts) -> Entries:
-        found = written(text, tables, vocab)
-        rows = rows_in(keys, found.key)
-        found = found.of(rows >= 0)
-        found = limited(found, estimates[rows[rows >= 0]], plan.most)
-        return fields.write(write_recount(found.client, rows_in(keys, found.key), found.count, plan.cap))
+        return write_list(text, tables, keys, estimates, plan, vocab, gathering.members)
 
     wrote: NDArray[Any] = np.zeros(keys.size, np.int64)
     counts: NDArray[Any] = np.zeros(keys.size, np.int64)
-    for opened in gathering.sums(f"recount {n}", _public(plan, keys), fields.words, write):
+    listed = {"list.keys": keys, "list.estimates": estimates} if tables else {}  # the words are known
+    public = PublicSum(f"recount {n}", {**numbers_of(tables), **listed})
+    for opened in gathering.sums(public, fields.words, write):
         try:
             own, often = read_recount(fields, opened.total, opened.clients, plan.cap)
         except Lied as e:
@@ -189,11 +210,6 @@ def _recounted(
 def released(clients: NDArray[Any], least: float) -> NDArray[np.bool_]:
     """Say which n-grams are released: no number below k passes, `least` is k or more."""
     return np.asarray(clients >= least)
-
-
-def _public(plan: CountPlan, keys: Ints) -> bytes:
-    """Return what clients of a sum must have alike: the plan, and the n-grams that the sum goes by."""
-    return plan.digest() + hashlib.sha256(keys.astype("<i8").tobytes()).digest()
 
 
 def _quantile(chance: float) -> float:

@@ -16,16 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keyfed.engine.network import Reader, reader_of
+from keyfed.engine.network import Network, Reader, reader_of
+from keyfed.federated.types import Params
 from keyfed.model.counts import CountModel
 from keyfed.model.mixture import BINS as BINS
 from keyfed.model.mixture import Mixture, binned, buckets
-from keyfed.model.ngram import Floats, Ints
+from keyfed.model.ngram import Floats, Ints, Tokens
 from keyfed.model.output import Score, TokenScores
-from keyfed.model.tables import Texts
+from keyfed.model.tables import Texts, texts_of
 from keyfed.run.counts.cache import PersonalCache
 from keyfed.run.evaluate import Positions, one_thread, score_of, score_streams
-from keyfed.run.folder import Trained
 from keyfed.system import usable_cores
 from keyfed.text.batches import line_bounds
 from keyfed.text.vocab import BOS
@@ -138,20 +138,29 @@ class Both:
 
 
 def read_both(
-    trained: Trained, model: CountModel, laid: Laid, device: str, test: tuple[Mixture, PersonalCache] | None = None
+    spec: Network,
+    params: Params,
+    model: CountModel,
+    laid: Laid,
+    device: str,
+    test: tuple[Mixture, PersonalCache] | None = None,
 ) -> Both:
     """Read a text with both models.
 
     Args:
       test: also rank what the mixture says, and fill its numbers into every client's own cache. Without it no whole
-        distribution of counts is formed.
+        distribution of counts is formed, and no batch has texts of two clients. The last bits of a product depend on
+        its shape, and a client that reads alone has to find the same.
     """
     size = laid.text.tokens.size
     above = {name: np.zeros(size, np.int64) for name in ("counts", "mixture")}
     both = Both(np.full(size, np.nan), _true(model, laid), np.zeros(size), above)
     dense = Dense(model)
     cpu = torch.device(device).type == "cpu"
-    pieces = sorted(laid.pieces, key=lambda piece: -len(piece[0]))
+    pieces = sorted((piece for piece in laid.pieces if piece[1].size), key=lambda piece: -len(piece[0]))
+    alone: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        alone.setdefault(int(laid.text.client[piece[1][0]]) if test is None else 0, []).append(piece)
 
     def look(places: Ints, logits: Tensor, room: NDArray[np.float32]) -> None:
         """Score some positions; `places` are those of the tokens in the text."""
@@ -182,11 +191,12 @@ def read_both(
             return TokenScores(torch.zeros(1, len(where)), torch.zeros(1, len(where), dtype=torch.int64))
 
         with one_thread(cpu):  # small products: a second thread of PyTorch waits more than it works
-            reader = reader_of(trained.spec, trained.params, device)
+            reader = reader_of(spec, params, device)
             score_streams(reader, [ids for ids, _ in group], device, score)
 
     with one_thread(cpu), ThreadPoolExecutor(usable_cores() if cpu else 1) as threads:
-        list(threads.map(read, _grouped(pieces, TOGETHER if cpu else TOGETHER_GPU)))
+        most = TOGETHER if cpu else TOGETHER_GPU
+        list(threads.map(read, (group for own in alone.values() for group in _grouped(own, most))))
     return both
 
 
@@ -222,3 +232,32 @@ def mixture_cells(both: Both, laid: Laid, edges: Sequence[float]) -> tuple[Ints,
 def score_text(text: Texts, nats: Floats, rank: Ints) -> Score:
     """Return the score of all predicted tokens."""
     return score_of(text.tokens[text.predicted], nats[text.predicted], rank[text.predicted])
+
+
+def score_models(
+    spec: Network,
+    params: Params,
+    model: CountModel,
+    mixture: Mixture,
+    texts: Sequence[tuple[Tokens, Tokens]],
+    line_end: int | None,
+    device: str = "cpu",
+) -> dict[str, Score]:
+    """Test counts, mixture, and mixture with each client's own cache.
+
+    Args:
+      texts: what each client wrote before, and its test text.
+      line_end: id of the token that ends a line where lines are read on their own, else None.
+    """
+    text = texts_of([tested for _, tested in texts], line_end)
+    cache = PersonalCache(text, [before for before, _ in texts])
+    laid = laid_out(model, text, mixture.count_edges, line_end is not None)
+    both = read_both(spec, params, model, laid, device, (mixture, cache))
+    weight = mixture.weight(laid.places, both.confidence)
+    mixed = -np.log(weight * both.network + (1 - weight) * both.counts)
+    found = {
+        "counts": (-np.log(both.counts), both.above["counts"]),
+        "mixture": (mixed, both.above["mixture"]),
+        "cache": cache.weighed(mixed),
+    }
+    return {name: score_text(text, nats, rank) for name, (nats, rank) in found.items()}

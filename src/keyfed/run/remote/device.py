@@ -6,12 +6,14 @@ the seed. Paths, files and everything else that could reach further into the dev
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from keyfed.config.load import Config, DataConfig, check, config_from, method_spec
@@ -26,15 +28,18 @@ from keyfed.federated.types import Method, Params
 from keyfed.model.language_model import ModelSpec
 from keyfed.model.output import Score
 from keyfed.private.dp.private_method import PrivateMethod, make_private, refuse_sized_duals
+from keyfed.run.counts.terms import refuse_remote_terms
 from keyfed.run.encode import window_of
 from keyfed.run.evaluate import limit_streams, validator
 from keyfed.run.prepare import build_network
-from keyfed.text.batches import Batching
+from keyfed.run.remote.own_counts import OwnCounts
+from keyfed.text.batches import Batching, reads_lines
 from keyfed.text.catalogue import load_corpus
 from keyfed.text.corpus import Author, own_corpus
 from keyfed.text.partition import ClientText, partition
 from keyfed.text.vocab import UNK, Tokens, Vocab
 from keyfed.wire.client import Learner
+from keyfed.wire.counting import CountWriter
 from keyfed.wire.limits import Limits, check_size, time_limit
 from keyfed.wire.messages import Rejected, Shapes, check_structure, text_digest
 from keyfed.wire.promise import Promise
@@ -47,6 +52,7 @@ TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configurat
     "model": None,
     "train": ("rounds", "schedule", "warmup", "final", "average", "seed", "valid_tokens", "test_tokens"),
     "secure": ("on", "floor"),
+    "counts": None,
     "upload": ("keep", "quantise", "bound", "limit", "token_limit"),  # what is left out by direction, the server sees
     "privacy": (
         "epsilon", "noise", "delta", "mechanism", "clip", "quantile", "clip_rate", "count_noise", "separation",
@@ -59,11 +65,14 @@ TOLD: dict[str, tuple[str, ...] | None] = {  # what clients hear of a configurat
 
 
 def told(document: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what a client is told of a configuration: what its training depends on, and no path of the server's."""
+    """Return what a client is told of a configuration: what its training depends on, and no path of the server's.
+
+    The terms of a count are in it where the run counts.
+    """
     return {
         section: {key: value for key, value in document[section].items() if keys is None or key in keys}
         for section, keys in TOLD.items()
-        if section in document
+        if section in document and (section != "counts" or document[section].get("on") is not False)
     }
 
 
@@ -133,7 +142,7 @@ class OwnText:
         me: str | None = None,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        limits = limits or Limits()
+        limits, vocab_sha256 = limits or Limits(), hashlib.sha256(vocab.to_json().encode()).hexdigest()
         spec, window = build_network(config, len(vocab), None), window_of(config)
         assert isinstance(spec, ModelSpec), "a run with real clients has a model of this package"
         check_size(spec, method.epochs, method.batch_size, window, limits)  # before anything of that size is made
@@ -162,6 +171,12 @@ class OwnText:
         self._limits = {"valid": config.train.valid_tokens, "test": config.train.test_tokens}
         self._score = validator(data.batching)
         self.shapes: Shapes = {layer: (shape, torch.float32) for layer, shape in shapes(spec).items()}
+        tested = limit_streams(self._held_out["test"], config.train.test_tokens)
+        nothing = np.zeros(0, np.int32)
+        self._counts = OwnCounts(
+            config.counts, len(vocab), vocab_sha256, config.train.seed, spec, self.shapes, reads_lines(data.batching),
+            stream, self._held_out["valid"].get(name, nothing), tested.get(name, nothing),
+        )  # fmt: skip
 
     def solve(self, theta: Params, round: int, turn: ClientTask) -> Finished:
         """Train for a round, with one thread: the same bits as in a simulation. Without text: zeros, of no token.
@@ -188,6 +203,22 @@ class OwnText:
         streams = limit_streams(self._held_out[part], self._limits[part])
         look = time_limit(self._limits_of_owner)
         return self._score(self._spec, theta, streams, "cpu", look)
+
+    def counts(self) -> CountWriter:
+        """Return what takes part in the run's count, if there is one on terms that any client takes.
+
+        Raises:
+          Rejected: there is none, or the run is private: its noise is that of training.
+        """
+        if not self._counts.terms.on:
+            raise Rejected("refused by client", "this run counts nothing")
+        if self.promise is not None:
+            raise Rejected("refused by client", "a private run asks for clipped uploads only, and never for counts")
+        try:
+            refuse_remote_terms(self._counts.terms)
+        except KeyfedError as e:
+            raise Rejected("refused by client", str(e)) from None
+        return self._counts
 
 
 def _person(config: Config, name: str, vocab: Vocab, me: str | None) -> tuple[ClientText, Vocab]:

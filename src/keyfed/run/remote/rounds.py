@@ -51,6 +51,7 @@ from keyfed.run.metrics_line import (
     unsound_line,
 )
 from keyfed.run.plan import limits_of, watch_of
+from keyfed.run.remote.counting import count_deployed
 from keyfed.run.secure import clamped_result
 from keyfed.text.vocab import Vocab
 from keyfed.wire.roster import Roster
@@ -171,6 +172,10 @@ class RemoteRunLoop:
         params = self._chosen()
         save_model(self.out, params, vocab)
         result = self._result(params, vocab, self._tested(params))
+        if self.config.counts.on:
+            after = self._after() + 1  # the test's
+            found = count_deployed(self.calls, self.config, self.spec, params, vocab, self.out, after, self.listen.say)
+            result |= {} if found is None else {"counts": found}
         if (warning := diverged_warning(result)) is not None:
             self.listen.say(warning)
         return result
