@@ -115,7 +115,7 @@ def test_dp_over_flower_ends_with_a_bound(tmp_path, how):
     assert any("no ε covers it" in line for line in private["statement"])  # the vocabulary is of the clients' own text
     assert result["cost"]["seconds_per_round"] is None
     assert run(["privacy", "ledger", out], tmp_path).startswith("BOUND ONLY: epsilon ")
-    assert run(["privacy", "audit", out], tmp_path).startswith("BOUND ONLY; see ")
+    assert "BOUND ONLY; see " in run(["privacy", "audit", out], tmp_path)  # after what it found
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["home", "temporary"])
