@@ -14,7 +14,7 @@ from keyfed.errors import ConfigError, Lied, RunError
 from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes, grams_of
 from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.threshold import SecureSettings
-from keyfed.run.counts import levels
+from keyfed.run.counts import gather, levels
 from keyfed.run.counts.fit import fit_levels
 from keyfed.run.counts.gather import Gathering, groups_of
 from keyfed.run.counts.levels import CountPlan, count_ngrams, sketches_of
@@ -104,6 +104,55 @@ def test_every_message_before_the_opening_is_masked(monkeypatch):
     assert len(wide) == CLIENTS
     assert all((vector == 0).mean() < 0.01 for vector in wide)
     assert len({vector.tobytes() for vector in wide}) == CLIENTS
+
+
+def dealt(steps):
+    """Twelve kinds of lines; client i writes those of i + steps, so that as many clients write each kind."""
+    return [np.array([t for s in steps for t in (3 + (i + s) % CLIENTS, END)], np.int32) for i in range(CLIENTS)]
+
+
+def apart(a, b):
+    """How far two samples of words are from one distribution: chi-square of leading bytes, in standard deviations."""
+    counts = np.array([np.bincount(words.view(np.uint8)[3::4], minlength=256) for words in (a, b)], float)
+    expected = np.outer((a.size, b.size), counts.sum(axis=0) / (a.size + b.size))
+    there = expected > 0
+    free = there.any(axis=0).sum() - 1
+    chi = (np.square(counts - expected)[there] / expected[there]).sum()
+    return (chi - free) / np.sqrt(2 * free)
+
+
+def test_populations_of_equal_sums_look_alike_to_the_server(monkeypatch):
+    """Who wrote what differs, no sum does: what comes of each client has one distribution, what it wrote has not."""
+    seen, real, write = {}, Collector.take_masked, vectors
+
+    def taken(self, name, vector):
+        seen.setdefault((name, "sent", dealing), []).append(vector.copy())
+        return real(self, name, vector)
+
+    def written(*given):
+        made = write(*given)
+        for name, vector in zip(NAMES, made, strict=True):
+            seen.setdefault((name, "written", dealing), []).append(vector)
+        return made
+
+    monkeypatch.setattr(Collector, "take_masked", taken)
+    monkeypatch.setattr(gather, "vectors", written)
+    released = []
+    for dealing in (0, 1, 2, 4, 8), (0, 3, 5, 6, 10):
+        counted = Gathering(groups_of(NAMES, dealt(dealing), END, CLIENTS, K), SecureSettings())
+        tables, _ = count_ngrams(counted, plan(order=2, width=2_000), 3 + CLIENTS)
+        released.append([[column.tolist() for column in (t.keys, t.clients, t.counts)] for t in tables])
+    assert released[0] == released[1]
+    assert len(released[0][1][0]) == 2 * CLIENTS
+    one, other = (
+        {what: [np.concatenate(seen[name, what, of]) for name in NAMES] for what in ("sent", "written")}
+        for of in ((0, 1, 2, 4, 8), (0, 3, 5, 6, 10))
+    )
+    assert max(map(apart, one["sent"], other["sent"])) < 6
+    assert min(map(apart, one["sent"], one["written"])) > 30  # sees what is not masked
+    assert all((a != b).any() for a, b in zip(one["written"], other["written"], strict=True))
+    total, same = (np.sum(all_["written"], axis=0, dtype=np.int64) for all_ in (one, other))
+    assert (total == same).all()
 
 
 def test_a_group_whose_sum_stays_closed_is_left_out_and_named():
