@@ -194,6 +194,7 @@ def wait_for_pages(names: Sequence[str], web: WebTransport, seconds: float, say:
       DeployError: some are missing after so many seconds.
     """
     there: set[str] = set()
+    say(f"waiting up to {seconds / 60:.0f} minutes for {', '.join(names)}")
 
     def all_there() -> bool:
         now = set(names) & set(web.clients())
