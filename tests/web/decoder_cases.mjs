@@ -10,6 +10,7 @@ const [{ readTensors, widened }, { Mixture, NGram }, { Trie }, { Speller }, { Te
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
 const [{ Network }, lexicons, mixture, { EMPTY, readDictionary }] =
   await Promise.all(["network", "lexicon", "mixture", "dictionary"].map(load));
+const { WordSource } = await load("model");
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
   await Promise.all(["characters", "personal", "predict", "engine", "../page/seal"].map(load));
 
@@ -291,6 +292,26 @@ const operations = {
       alone: told(alone.flatMap((steps) => steps.map(({ logp }) => logp))),
       again: told(again.flatMap((steps) => steps.map(({ logp }) => logp))), together: told(columns),
     };
+  },
+
+  // The scores after texts that one source reads, and those of the step after each of their last tokens; how often the
+  // output layer was needed.
+  async reading({ manifest, path, texts }) {
+    const network = new Network(manifest, readTensors(readFileSync(path))), needed = [];
+    const source = new WordSource({
+      zero: () => network.zero(),
+      step: (tokens, states, scored) => (needed.push(Number(scored)), network.step(tokens, states, scored)),
+    });
+    const read = [], stepped = [], costs = [];
+    for (const ids of texts) {
+      needed.length = 0;
+      read.push([...await source.scores(Int32Array.from(ids))]);
+      costs.push([needed.length, needed.reduce((sum, one) => sum + one, 0)]);
+      let after = { states: network.zero() };
+      for (const token of ids) after = network.step([token], after.states);
+      stepped.push([...after.logp]);
+    }
+    return { read, stepped, costs };
   },
 
   next({ file, vocab, contexts }) {

@@ -73,6 +73,18 @@ def test_every_preset_says_what_pytorch_says(name, tmp_path):
         assert np.abs(expected[:, 1:] - expected[:, :-1]).max() > 0.1  # the text matters
 
 
+@pytest.mark.parametrize("name", ["cifg", "gru", "lstm"])
+def test_a_text_is_read_with_the_output_layer_after_its_last_token_alone(name, tmp_path):
+    spec, weights = spec_and_weights(name, 40)
+    path = tmp_path / "weights"
+    path.write_bytes(save({key: value.astype(np.float32) for key, value in weights.items()}))
+    manifest = {"model": asdict(spec), "reading": "stream"}
+    texts = [[2, 5, 6, 7], [2, 5, 6, 7, 9], [2, 5, 6], [2, 8, 9, 9]]
+    (found,) = answers([{"op": "reading", "manifest": manifest, "path": str(path), "texts": texts}])
+    assert found["costs"] == [[4, 1], [1, 1], [1, 1], [3, 1]]  # steps, and those with scores
+    np.testing.assert_array_equal(found["read"], found["stepped"])
+
+
 def test_the_base_model_on_everyday_messages(tmp_path):
     base = load_base()
     spec = base.trained.spec

@@ -94,14 +94,15 @@ class Reader {
     let same = 0;
     while (same < ids.length && same < this.#ids.length && ids[same] === this.#ids[same]) same++;
     if (same === ids.length && same === this.#ids.length && this.#answer) return this.#answer;
-    const from = Math.min(same, ids.length - 1);
+    const last = ids.length - 1, from = Math.min(same, last);
     this.#ids.length = this.#after.length = from;
     this.#answer = null;
     let step = null;
     for (let at = from; at < ids.length; at++) {
       if (at % 16 === 15) await othersFirst(); // newer messages of the worker
       if (signal?.aborted) return null;
-      step = this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero());
+      // The output layer is most of the work, and the scores after the last token alone are wanted.
+      step = this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero(), at === last);
       this.#ids.push(ids[at]);
       this.#after.push(step.states);
     }

@@ -88,15 +88,16 @@ export class Network {
   /**
    * @param {ArrayLike<number>} tokens  [n]
    * @param {Float32Array[]} states     per state [n · width]
-   * @returns {{logp: Float32Array, states: Float32Array[]}}  logp [n · V]
+   * @param {boolean} [scored]          false: only the states, for a token that more text follows
+   * @returns {{logp: Float32Array | null, states: Float32Array[]}}  logp [n · V]
    */
-  step(tokens, states) {
+  step(tokens, states, scored = true) {
     const { vocab } = this.#model, n = tokens.length;
-    const logp = new Float32Array(n * vocab), after = states.map((state) => new Float32Array(state.length));
+    const logp = scored ? new Float32Array(n * vocab) : null, after = states.map((state) => new Float32Array(state.length));
     for (let row = 0; row < n; row++) {
       const cut = (state) => state.subarray(row * (state.length / n), (row + 1) * (state.length / n));
       const read = this.#recur(tokens[row], states.map(cut), after.map(cut));
-      this.#score(read, logp.subarray(row * vocab, (row + 1) * vocab));
+      if (scored) this.#score(read, logp.subarray(row * vocab, (row + 1) * vocab));
     }
     return { logp, states: after };
   }
