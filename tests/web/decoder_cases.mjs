@@ -288,7 +288,14 @@ const operations = {
     const again = texts.map((ids, n) => read(ids.slice(half), alone[n][half - 1].states));
     let together = { states: network.zero().map((zero) => new Float32Array(zero.length * texts.length)) };
     const columns = texts[0].map((_, t) => (together = network.step(texts.map((ids) => ids[t]), together.states)).logp);
+    // Several tokens after each text, in one step and one by one.
+    const after = texts.flatMap((_, row) => [texts[0][1], texts[0][2], texts[0][1]].map((token) => [token, row]));
+    const rows = after.map(([, row]) => row), forks = network.step(after.map(([token]) => token), together.states, { rows });
+    const ends = texts.map((_, row) => together.states.map((s) => s.slice(row * (s.length / texts.length), (row + 1) * (s.length / texts.length))));
+    const single = after.map(([token, row]) => network.step([token], ends[row]));
+    const wholes = network.zero().flatMap((_, i) => single.map(({ states }) => states[i]));
     return {
+      forked: told([forks.logp, ...forks.states]), apart: told([...single.map(({ logp }) => logp), ...wholes]),
       alone: told(alone.flatMap((steps) => steps.map(({ logp }) => logp))),
       again: told(again.flatMap((steps) => steps.map(({ logp }) => logp))), together: told(columns),
     };
@@ -300,7 +307,7 @@ const operations = {
     const network = new Network(manifest, readTensors(readFileSync(path))), needed = [];
     const source = new WordSource({
       zero: () => network.zero(),
-      step: (tokens, states, scored) => (needed.push(Number(scored)), network.step(tokens, states, scored)),
+      step: (tokens, states, given) => (needed.push(Number(given.scored)), network.step(tokens, states, given)),
     });
     const read = [], stepped = [], costs = [];
     for (const ids of texts) {

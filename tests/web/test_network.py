@@ -38,13 +38,17 @@ def spec_and_weights(name, vocab, factor=4.0):
 
 
 def read(folder, spec, stored, texts):
-    """Return log-probabilities [texts, time, V] as node has them: alone, from the middle on, side by side."""
+    """Return log-probabilities [texts, time, V] as node has them: alone, from the middle on, side by side.
+
+    Tokens that come after one row of the states give, in one step, what each gives by itself.
+    """
     path = folder / "weights.safetensors"
     path.write_bytes(save(stored))
     manifest = {"model": asdict(spec), "reading": "stream"}
     (found,) = answers([{"op": "network", "manifest": manifest, "path": str(path), "texts": texts.tolist()}])
     flat = {key: np.frombuffer(base64.b64decode(value), np.float32) for key, value in found.items()}
     rows, time = texts.shape
+    assert found["forked"] == found["apart"]
     return (
         flat["alone"].reshape(rows, time, -1),
         flat["again"].reshape(rows, time - time // 2, -1),
