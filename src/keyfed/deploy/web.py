@@ -70,7 +70,7 @@ class Page:
 
     Attributes:
       version: of the page.
-      hash: SHA-256 of the list of its files.
+      hash: of its code.
       origin: the only other place whose page may call this server; None for none.
     """
 
