@@ -4,10 +4,10 @@ The keyboard page promises that nothing typed leaves it. This page promises that
 only with its owner's consent. Its policy lets it speak to the host that it came from, and to one server of another
 origin at most. `page.json` has its version, the hash of its code, and that server.
 
-The hash is of everything that runs or shows: modules, styles, index, pictures, tables, the program of the service worker.
-It leaves out what differs from place to place: the model, the server's address, and the policy that names it. So every
-build of one version has the same hash. The page shows it, `keyfed export` and the server print it, and the manifest
-has it: who compares them knows that the same code was built.
+The hash is of everything that runs or shows: modules, styles, index, pictures, tables, the program of the service
+worker. It leaves out what differs from place to place: the model, the server's address, and the policy that names it.
+So every build of one version has the same hash. The page shows it, `keyfed export` and the server print it, and the
+manifest has it: who compares them knows that the same code was built.
 """
 
 from __future__ import annotations
