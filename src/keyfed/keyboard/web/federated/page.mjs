@@ -9,6 +9,7 @@ import { PAGE, scriptAddress, TRAINING } from "../page/scripts.mjs";
 import { Collector } from "./collector.mjs";
 import { linkOf } from "./endpoint.mjs";
 import { FederatedPanel } from "./panel.mjs";
+import { isGuarded, UNGUARDED } from "./policy.mjs";
 
 const KEY = "keyfed.federated"; // what its owner has agreed to, in localStorage
 const DEFAULTS = Object.freeze({ consent: false, out: false, preview: false, minutes: 10 });
@@ -94,6 +95,7 @@ class Federated {
   #start() {
     if (this.#worker) return this.#act("go");
     if (!globalThis.crypto?.subtle || !navigator.locks) return this.panel.say("Over plain http a browser lets no page train or take part: open this page over https.", true);
+    if (!isGuarded) return this.panel.say(UNGUARDED, true);
     try {
       this.#worker = new Worker(scriptAddress(TRAINING), { type: "module", name: "keyfed training" });
     } catch (error) {
