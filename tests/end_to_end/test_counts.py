@@ -243,6 +243,13 @@ def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path,
     out = tmp_path / "noised"
     shutil.copytree(counted, out)
     budget = ("--order", "2", "--megabytes", "0.1", "--dp", "epsilon=8", "--population", "100000")
+    without = (out / "counts.safetensors").read_bytes()
+    code, _, stderr = keyfed("counts", out, *budget)
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert "counts.safetensors has counts of these clients without noise: who has seen it knows more than" in stderr
+    assert (out / "counts.safetensors").read_bytes() == without
+    assert not (out / "counts.privacy").exists()
+    (out / "counts.safetensors").unlink()
     code, _, stderr = keyfed("counts", out, *budget, "--cap", "4")
     assert code == 2
     assert "with --dp an n-gram is counted by clients" in stderr

@@ -92,6 +92,12 @@ def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
             f"{trained.folder / FOLDER} has {spent} releases: counts without noise in their place would void their "
             "epsilon. Count for another run"
         )
+    if how.privacy is not None and not spent and (trained.folder / FILE).exists():
+        raise PrivacyError(
+            f"{trained.folder / FILE} has counts of these clients without noise: who has seen it knows more than an "
+            "epsilon of counts in its place would say. Count for another run, or remove the file if it was shown to "
+            "no one"
+        )
     refuse_terms(how)
     if clients < how.k:
         raise DataError(f"{prepared.corpus.name} has {clients:,} clients, and an n-gram needs {how.k} (--k)")
