@@ -16,6 +16,7 @@ from keyfed.run.counts import command
 from keyfed.run.counts.command import Counting, count_run, score_counts
 from keyfed.run.folder import load_model
 from keyfed.run.plan import with_limits
+from keyfed.run.remote import counting
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire.messages import unpack
 from keyfed.wire.transport import Lost, deliver
@@ -195,12 +196,47 @@ def test_a_count_of_too_few_clients_is_said_and_the_run_ends_without(tmp_path):
     transport.handlers |= {path.stem: session(tmp_path / "clients", path, counts=True) for path in texts[:2]}
     out, heard = tmp_path / "run", Heard()
     result = train_deployed(config, vocab, out, transport, roster, heard, patience=QUICK)
-    assert "no counts: 2 clients take part in counts (keyfed client --counts), and a sum hides a client among 3" in str(
-        heard.lines
-    )
+    few = "2 clients take part in counts (keyfed client --counts), and a sum hides a client among 3"
+    early = [n for n, line in enumerate(heard.lines) if few in line and line.startswith("WARNING")]
+    assert len(early) == 1, "said once, at the first hello"
+    assert early[0] < next(n for n, line in enumerate(heard.lines) if "validation after round 1" in line)
+    assert f"no counts: {few}" in str(heard.lines)
     assert "counts" not in result
     assert result["test"]["tokens"] > 0
     assert not (out / FILE).exists()
+
+
+def test_a_budget_too_small_for_the_vocabulary_is_refused_before_the_first_round(tmp_path):
+    texts, vocab, config = prepared(tmp_path, terms=replace(TERMS, megabytes=0.00005))
+    called = []
+
+    def fault(client, post, handler):
+        called.append(post.kind)
+        return deliver(client, post, handler)
+
+    transport, roster = federation(tmp_path / "clients", texts, fault=fault, counts=True)
+    with pytest.raises(
+        ConfigError, match=r"fewer than the vocabulary has words .*; give counts\.megabytes \S+ or more"
+    ):
+        train_deployed(config, vocab, tmp_path / "run", transport, roster, patience=QUICK)
+    assert called == []
+
+
+@pytest.mark.parametrize("stage", ["make_counts", "_tested"])
+def test_whatever_ends_a_count_the_run_is_finished(tmp_path, monkeypatch, stage):
+    """An error that the clients' or the server's configuration causes is said in a line."""
+    texts, vocab, config = prepared(tmp_path)
+
+    def fail(*given, **named):
+        raise ConfigError("no such thing")
+
+    monkeypatch.setattr(counting, stage, fail)
+    transport, roster = federation(tmp_path / "clients", texts, counts=True)
+    heard = Heard()
+    result = train_deployed(config, vocab, tmp_path / "run", transport, roster, heard, patience=QUICK)
+    assert "no counts: no such thing" in str(heard.lines) or "the counts were not tested: no such" in str(heard.lines)
+    assert "counts" not in result
+    assert (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_server_that_was_killed_while_it_counted_goes_on_and_counts_nothing_twice(tmp_path):

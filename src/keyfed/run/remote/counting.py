@@ -21,9 +21,10 @@ import torch
 from keyfed.config.load import Config
 from keyfed.engine.network import Network
 from keyfed.engine.sums.secure_round import evaluation_of, evaluation_vector_of
-from keyfed.errors import DataError, Lied, RunError
+from keyfed.errors import DataError, KeyfedError, Lied, RunError
 from keyfed.federated.types import Params
 from keyfed.model.output import Score
+from keyfed.run.console import plural
 from keyfed.run.counts.command import counts_text, report_of
 from keyfed.run.counts.gather import Called, Gathering, Opened, PublicSum, groups_of
 from keyfed.run.counts.levels import DEPTH
@@ -49,7 +50,7 @@ class CountedClients:
     def __init__(self, calls: Calls, config: Config, theta: Params, round: int) -> None:
         self.calls, self._theta, self._round = calls, theta, round
         self._among, self._settings = config.counts.among, settings_of(config)
-        self.least = max(config.counts.k, self._settings.least_group)
+        self.least = least_counting(config)
         self._apart = max(config.counts.k, self._settings.floor)
         self.names = sorted(calls.counting & set(calls.greet()))
 
@@ -78,6 +79,19 @@ class CountedClients:
         return Opened(found.total, found.survivors)
 
 
+def least_counting(config: Config) -> int:
+    """Return the fewest clients that can be counted."""
+    return max(config.counts.k, settings_of(config).least_group)
+
+
+def too_few(clients: int, least: int) -> str:
+    """Say that too few clients take part in a count."""
+    return (
+        f"{plural(clients, 'client')} {'takes' if clients == 1 else 'take'} part in counts (keyfed client --counts), "
+        f"and a sum hides a client among {least}"
+    )
+
+
 def count_deployed(
     calls: Calls, config: Config, spec: Network, params: Params, vocab: Vocab, folder: Path, round: int,
     say: Callable[[str], None],
@@ -90,10 +104,7 @@ def count_deployed(
     try:
         clients = CountedClients(calls, config, params, round)
         if len(clients.names) < clients.least:
-            raise DataError(
-                f"{len(clients.names)} clients take part in counts (keyfed client --counts), and a sum hides a client "
-                f"among {clients.least}"
-            )
+            raise DataError(too_few(len(clients.names), clients.least))
         counting = clients.gathering()
         name = hashlib.sha256(vocab.to_json().encode()).hexdigest()
         plan = plan_of(config.counts, name, counting.members, len(vocab), config.train.seed, DEPTH)
@@ -104,7 +115,7 @@ def count_deployed(
 
         reader = NetworkReader(spec, params, reads_lines(config.data.batching))
         made = make_counts(reader, len(vocab), plan, counting, validation, say=say)
-    except (RunError, DataError) as e:
+    except KeyfedError as e:  # whatever it is, the run is finished without
         say(f"no counts: {e}")
         return None
     made.write(folder)
@@ -113,7 +124,7 @@ def count_deployed(
     say("testing counts, the mixture, and the mixture with every client's own cache, by sums")
     try:
         tested = _tested(clients.gathering(), made.data, made.mixture.to_json().encode())
-    except RunError as e:
+    except KeyfedError as e:
         say(f"the counts were not tested: {e}")
         return None
     return {model: {"test": score.summary(), "unseen": None} for model, score in tested.items()}
