@@ -23,13 +23,14 @@ from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
 from keyfed.run.counts.command import Counting, excluded_of, read_counts, refuse_counts, score_counts
 from keyfed.run.counts.gather import Gathering, groups_of
-from keyfed.run.counts.mixing import laid_out
+from keyfed.run.counts.mixing import laid_out, score_models
 from keyfed.run.counts.noise import CountNoise, check_booked
-from keyfed.run.counts.release import weights_text
+from keyfed.run.counts.release import NetworkReader, weights_text
 from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, total
 from keyfed.run.folder import read_result
 from keyfed.text.batches import line_bounds
 from keyfed.text.vocab import EOS
+from keyfed.wire.messages import Rejected
 from tests.end_to_end.conftest import run_command, write_corpus
 
 COUNT = ("--order", "3", "--among", "4", "--megabytes", "0.1")
@@ -104,6 +105,26 @@ def test_buckets_are_the_same_for_one_text_and_for_many(counted):
     alone = np.concatenate([places_of(model, piece) for piece in pieces])
     assert laid.places[laid.text.predicted].tolist() == alone.tolist()
     assert len(set(alone.tolist())) > 3
+
+
+def test_reading_with_both_models_ends_where_its_time_is_over(counted):
+    trained, prepared = with_data(counted, None)
+    model, mixture = read_counts(trained)
+    texts = [(np.zeros(0, np.int32), stream) for stream in prepared.test.values()]
+    looks = []
+
+    def over():
+        looks.append(1)
+        raise Rejected("over limit", "the minutes are over")
+
+    with pytest.raises(Rejected, match="the minutes are over"):
+        score_models(
+            trained.spec, trained.params, model, mixture, texts, EOS if trained.reads_lines else None, watch=over
+        )
+    reader = NetworkReader(trained.spec, trained.params, trained.reads_lines, over)
+    with pytest.raises(Rejected, match="the minutes are over"):
+        reader.mixture_cells(model, texts_of([texts[0][1]], EOS if trained.reads_lines else None))
+    assert len(looks) >= 2
 
 
 def test_what_the_weights_are_fitted_on_follows_from_the_number_of_clients_alone():

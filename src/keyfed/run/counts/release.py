@@ -46,16 +46,22 @@ class Validation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NetworkReader:
-    """Who reads a text next to the counts: the run's network, and whether it reads lines on their own."""
+    """Who reads a text next to the counts: the run's network, and whether it reads lines on their own.
+
+    Attributes:
+      watch: is called again and again while it reads; what it raises ends the reading.
+    """
 
     spec: Network
     params: Params
     lines: bool
+    watch: Callable[[], None] = lambda: None
 
     def mixture_cells(self, model: CountModel, text: Texts) -> tuple[Ints, Ints]:
         """Return the client and the cell of every token in the mixture's histogram."""
         laid = laid_out(model, text, COUNT_EDGES, self.lines)
-        return mixture_cells(read_both(self.spec, self.params, model, laid, "cpu"), laid, CONFIDENCE_EDGES)
+        both = read_both(self.spec, self.params, model, laid, "cpu", watch=self.watch)
+        return mixture_cells(both, laid, CONFIDENCE_EDGES)
 
 
 @dataclass(frozen=True, slots=True)
