@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ class OwnCounts:
       shapes: of the run's model, `spec`.
       lines: whether lines are read on their own.
       train, valid, test: streams of its text.
+      watched: begins the time of a vector: what it returns raises `Rejected` when that is over.
     """
 
     terms: CountsConfig
@@ -81,6 +82,7 @@ class OwnCounts:
     train: Tokens
     valid: Tokens
     test: Tokens
+    watched: Callable[[], Callable[[], None]] = lambda: lambda: None
 
     @property
     def least(self) -> int:
@@ -129,13 +131,14 @@ class OwnCounts:
 
     def vector(self, purpose: str, numbers: Params, largest: int) -> Vector:
         """Write this client's vector; see `CountWriter`."""
-        what = kind_of(purpose, self.terms.order)
+        what, watch = kind_of(purpose, self.terms.order), self.watched()
         arrays = {name: tensor.numpy() for name, tensor in numbers.items() if name not in self.shapes}
         try:
             if what.kind == "test":
-                scores = self._scores(numbers, arrays)
+                scores = self._scores(numbers, arrays, watch)
                 return np.concatenate([evaluation_vector_of(countable(score), largest) for score in scores])
-            written, fields = self._written(what, numbers, arrays, largest)
+            written, fields = self._written(what, numbers, arrays, largest, watch)
+            watch()
         except Rejected:
             raise
         except (KeyfedError, ValueError, IndexError, OverflowError) as e:
@@ -143,7 +146,12 @@ class OwnCounts:
         return vectors(written, fields.words, 1)[0]
 
     def _written(
-        self, what: SumKind, numbers: Params, arrays: Mapping[str, NDArray[Any]], largest: int
+        self,
+        what: SumKind,
+        numbers: Params,
+        arrays: Mapping[str, NDArray[Any]],
+        largest: int,
+        watch: Callable[[], None],
     ) -> tuple[Entries, Fields]:
         """Return what this client writes, and where cells lie."""
         terms, vocab = self.terms, self.vocab
@@ -152,9 +160,11 @@ class OwnCounts:
             length = model.model.order * ROWS * BINS
             fields = _small(histogram_fields(length, largest, tokens))
             theta = {name: numbers[name] for name in self.shapes}
-            cells = NetworkReader(self.spec, theta, self.lines).mixture_cells(model, self._text(self.valid[:tokens]))
+            reader = NetworkReader(self.spec, theta, self.lines, watch)
+            cells = reader.mixture_cells(model, self._text(self.valid[:tokens]))
             return write_histogram(*cells, length, largest, tokens), fields
         tables = self._tables(arrays)
+        watch()
         if what.kind == "smoothing":
             tokens, length = _tokens(arrays), BUCKETS * WIDTH
             fields = _small(histogram_fields(length, largest, tokens))
@@ -221,7 +231,7 @@ class OwnCounts:
             )
         return model
 
-    def _scores(self, numbers: Params, arrays: Mapping[str, NDArray[Any]]) -> list[Score]:
+    def _scores(self, numbers: Params, arrays: Mapping[str, NDArray[Any]], watch: Callable[[], None]) -> list[Score]:
         """Return what counts, mixture and own cache come to on the test text, in the order of `MODELS`."""
         model = self._model(arrays)
         mixture = Mixture.from_json(arrays["mixture"].tobytes().decode("utf-8", "replace"), "the server's mixture")
@@ -231,7 +241,7 @@ class OwnCounts:
             return [Score() for _ in MODELS]
         theta = {name: numbers[name] for name in self.shapes}
         texts = [(np.concatenate([self.train, self.valid]), self.test)]
-        found = score_models(self.spec, theta, model, mixture, texts, EOS if self.lines else None)
+        found = score_models(self.spec, theta, model, mixture, texts, EOS if self.lines else None, watch=watch)
         return [found[name] for name in MODELS]
 
 
