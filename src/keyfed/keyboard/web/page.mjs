@@ -92,6 +92,7 @@ class Page {
       press: (key) => this.#press(key),
       swipe: ({ points, time }) => this.editor.swipe(points, time),
       shift: () => this.editor.refresh(),
+      say: (text) => this.strip.say(text),
     });
     this.panel = new SettingsPanel(byId("panel-body"), {
       layouts: names, learnAfter: constants.learn_after,
