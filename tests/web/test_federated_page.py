@@ -415,6 +415,34 @@ def test_stop_leave_and_forget(member, server):
     assert member.page.evaluate(STORED)["records"] == 0
 
 
+def test_what_one_tab_forgets_another_does_not_train_on(member, server):
+    """The other tab forgets the lines, the key they were sealed with, and what stands in its field."""
+    if not member.page.locator("#panel.open").count():
+        member.panel()
+    member.page.locator("input[name=consent]").check()
+    member.page.click("#forget-kept")
+    member.page.click("#forget-kept")
+    expect(kept(member)).to_have_text("0 lines of at most 4,000")
+    second = member.context.new_page()
+    second.goto(server.address)
+    second.locator("html[data-state=ready]").wait_for(state="attached")
+    second.focus("#text")
+    second.keyboard.press("Control+a")
+    second.keyboard.type("we feel happy today\nof this no line is kept")
+    expect(second.locator("#panel-body dd").first).to_have_text("1 lines of at most 4,000")
+    member.page.click("#forget-all")
+    member.page.click("#forget-all")
+    expect(kept(member)).to_have_text("0 lines of at most 4,000")
+    expect(second.locator("#panel-body dd").first).to_have_text("0 lines of at most 4,000")
+    second.keyboard.type("\ngood morning to all\n")
+    expect(second.locator("#panel-body dd").first).to_have_text("1 lines of at most 4,000")
+    member.page.click("#show-lines")
+    expect(member.page.locator("#kept-lines .word")).to_have_text(["good morning to all"])
+    second.close()
+    member.page.locator("input[name=consent]").uncheck()
+    member.close_panel()
+
+
 TYPED = "document.getElementById('text').addEventListener('input', ({target: {value}}) => {"
 LEAKS = {  # in federated/page.mjs, when its name is typed; the worker's goes to the page's own server
     "fetch": "fetch('ELSEWHERE?fetch', {mode: 'no-cors'}).catch(() => 0)",

@@ -175,7 +175,7 @@ def test_the_text_is_stored_in_its_own_place_only(keyboard):
     keyboard.page.wait_for_function("() => localStorage['keyfed.text']?.includes('much ')")
     stored = keyboard.stored()
     assert stored.pop("keyfed.text") == {"text": "thank you very much ", "cursor": len("thank you very much ")}
-    assert set(stored) <= {"keyfed.settings", "keyfed.personal"}
+    assert set(stored) <= {"keyfed.settings", "keyfed.personal", "keyfed.forgotten"}
     assert set(stored["keyfed.personal"]) == {"format", "words", "pairs", "dictionary", "blocked"}
     assert "thank you" not in json.dumps(stored)
     assert keyboard.context.cookies() == []

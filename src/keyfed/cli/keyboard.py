@@ -282,13 +282,17 @@ def suggest(
         return
     if count > 3:
         raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
+    from keyfed.keyboard.compact import counts_for_page
     from keyfed.keyboard.export import spelling_of
     from keyfed.keyboard.session import TypedLine, keyboard_of
     from keyfed.system import node_program
 
     keyboard = None
     if trained.vocab.kind == "word" and node_program() is not None:
-        keyboard = keyboard_of(trained, *spelling_of(trained, load_base() if is_base(run) else None))
+        base = load_base() if is_base(run) else None
+        private = trained.config.privacy.on
+        counts = base.counts if base else counts_for_page(trained.folder, len(trained.vocab), private=private)[0]
+        keyboard = keyboard_of(trained, *spelling_of(trained, base), counts)
     if keyboard is None and trained.vocab.kind == "word":
         say("node is not installed: next words only, no completion or correction (pip install 'keyfed[node]')")
     if sys.stdin.isatty() and has_raw_terminal():

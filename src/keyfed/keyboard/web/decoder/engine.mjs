@@ -99,6 +99,8 @@ export class Engine {
   #last = { text: null, automatic: false, undo: null };
   /** The latest corrections, for whoever comes back to one: {typed, chosen, previous}. */
   #replaced = [];
+  /** When what was learnt was last replaced as a whole, and whether the last call was to learn nothing. */
+  #seen = { replacements: 0, isPrivate: false };
 
   /**
    * @param {object} given
@@ -203,8 +205,8 @@ export class Engine {
     const start = before.length - typed.length;
     const after = before.slice(0, start) + correction;
     const learnt = this.#learn(after, chosen, true);
-    this.#replaced.push({ typed, chosen: correction, previous: context.previous });
-    this.#replaced.splice(0, this.#replaced.length - REPLACED);
+    if (start >= chosen.sealed) this.#replaced.push({ typed, chosen: correction, previous: context.previous });
+    this.#replaced.splice(0, Math.max(0, this.#replaced.length - REPLACED));
     const undo = { typed, chosen: correction, start, text: before + separator, learnt };
     return this.#edited(start, put({ text: after, automatic: false }, separator, this.#k), undo);
   }
@@ -269,10 +271,11 @@ export class Engine {
    * @returns {Edit | null}  null: nothing to undo here
    */
   undo({ before, sealed = 0, keep = true, settings }) {
+    const chosen = { ...this.#chosen(settings), sealed };
     const { text, undo } = this.#last;
     if (!undo || text !== before) return null;
     if (undo.learnt) this.personal.unlearn(...undo.learnt);
-    if (keep) this.#keep(undo.typed, undo.start, { ...this.#chosen(settings), sealed });
+    if (keep) this.#keep(undo.typed, undo.start, chosen);
     this.#replaced = this.#replaced.filter((one) => one.typed !== undo.typed || one.chosen !== undo.chosen);
     return this.#edited(undo.start, { text: undo.text, automatic: false }, null);
   }
@@ -296,7 +299,17 @@ export class Engine {
   #chosen(settings) {
     const chosen = { ...SETTINGS, layout: this.#layout, ...settings };
     this.#predictor?.use(chosen.layout);
+    const { replacements } = this.personal, isPrivate = chosen.incognito || !chosen.learn;
+    if (replacements !== this.#seen.replacements || (this.#seen.isPrivate && !isPrivate)) this.#forgetTyped();
+    this.#seen = { replacements, isPrivate };
     return chosen;
+  }
+
+  /** What was typed is offered no more: it was forgotten, or belongs to a time in which nothing was learnt. */
+  #forgetTyped() {
+    this.#replaced = [];
+    this.#last = { text: null, automatic: false, undo: null };
+    this.#context = { before: null };
   }
 
   /** The context of a text; while a word is being typed only that part is read again. */

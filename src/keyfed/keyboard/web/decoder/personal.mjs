@@ -33,6 +33,8 @@ export class Personal {
     this.blocked = new Set();
     /** Goes up with every change that suggestions depend on. */
     this.version = 0;
+    /** Goes up when everything is forgotten or something else takes its place. */
+    this.replacements = 0;
   }
 
   #fold(word) {
@@ -138,6 +140,7 @@ export class Personal {
   /** Remove everything: counts, dictionary and list of blocked words. */
   forgetAll() {
     for (const held of [this.words, this.pairs, this.forms, this.dictionary, this.blocked]) held.clear();
+    this.replacements++;
     this.version++;
   }
 
@@ -258,6 +261,7 @@ export class Personal {
     this.dictionary = new Map(found.dictionary.map((word) => [this.#fold(word), word]));
     this.blocked = new Set(found.blocked.map((word) => this.#fold(word)));
     this.#room = 0;
+    this.replacements++;
     this.version++;
   }
 

@@ -77,7 +77,8 @@ class Federated {
   #save(changed) {
     this.#settings = { ...this.#settings, ...changed };
     try {
-      localStorage.setItem(KEY, JSON.stringify(this.#settings));
+      const others = localStorage.getItem(KEY) === null ? {} : storedSettings(); // what another tab has changed stays
+      localStorage.setItem(KEY, JSON.stringify({ ...this.#settings, ...others, ...changed }));
     } catch {
       this.panel.say("This browser does not remember your choice: it counts until the page is closed.", true);
     }
@@ -88,6 +89,8 @@ class Federated {
     const before = this.#settings.consent;
     this.#settings = storedSettings();
     if (before !== this.#settings.consent) this.#agree(this.#settings.consent);
+    this.#worker?.postMessage({ kind: "settings", settings: this.#settings });
+    this.#look();
   }
 
   // ---------------------------------------------------------------- the worker
@@ -116,7 +119,7 @@ class Federated {
     if (data.kind === "state") this.panel.show(data.state);
     else if (data.kind === "progress") this.panel.progress(data.work);
     else if (data.kind === "lines") this.panel.lines(data.lines);
-    else if (data.kind === "forgotten") this.panel.forgotten();
+    else if (data.kind === "forgotten") this.collector.close(), this.panel.forgotten();
     else if (data.kind === "joined") this.#joined();
     else if (data.kind === "trouble") this.panel.say(data.line, true);
     else if (data.kind === "adopt") this.#adopt(data.model);
@@ -131,7 +134,8 @@ class Federated {
   #watched(what) {
     if (what === "ready") for (const model of this.#models.splice(0)) this.#adopt(model);
     else if (what === "settings") this.collector.close(); // incognito, or learning, may have been switched
-    else if (what === "forgotten") this.#act("forget");
+    else if (what.startsWith("forgotten")) this.collector.close();
+    if (what === "forgotten") this.#act("forget"); // another tab does it itself
     this.#look();
   }
 

@@ -22,26 +22,28 @@ export function worthKeeping(text) {
 /** The kept text of this browser; several tabs may add to it. */
 export class Kept {
   #database;
-  #key;
-
-  constructor(database, key) {
-    [this.#database, this.#key] = [database, key];
-  }
 
   /** @param {IDBDatabase} database */
-  static async open(database) {
+  constructor(database) {
+    this.#database = database;
+  }
+
+  /** The key of now: another tab may have forgotten the one of before, with all that was kept under it. */
+  async #key() {
+    const found = await within(this.#database, "page", "readonly", (store, done) => done(store.get(KEY)));
+    if (found) return found;
     const made = await crypto.subtle.generateKey({ name: "AES-GCM", length: 256 }, false, ["encrypt", "decrypt"]);
-    const key = await within(database, "page", "readwrite", async (store, done) => { // of two tabs one makes the key
-      const found = await done(store.get(KEY));
-      if (!found) store.put(made, KEY);
-      return found ?? made;
+    return within(this.#database, "page", "readwrite", async (store, done) => { // of two tabs one makes the key
+      const other = await done(store.get(KEY));
+      if (!other) store.put(made, KEY);
+      return other ?? made;
     });
-    return new Kept(database, key);
   }
 
   /** Keep lines, and let the oldest go that are too many. */
   async add(lines) {
-    const records = await Promise.all(lines.map((line) => this.#sealed(line)));
+    const key = await this.#key();
+    const records = await Promise.all(lines.map((line) => sealed(line, key)));
     await within(this.#database, "text", "readwrite", async (store, done) => {
       for (const record of records) store.add(record);
       const [ids, all] = [await done(store.getAllKeys()), await done(store.getAll())];
@@ -53,18 +55,13 @@ export class Kept {
     });
   }
 
-  async #sealed(line) {
-    const nonce = crypto.getRandomValues(new Uint8Array(NONCE));
-    return { nonce, sealed: await crypto.subtle.encrypt({ name: "AES-GCM", iv: nonce, additionalData: PURPOSE }, this.#key, utf8(line)) };
-  }
-
   /** Every line with its number, the oldest first; one that cannot be opened is left out. @returns {Promise<{id: number, text: string}[]>} */
   async lines() {
     const [ids, records] = await within(this.#database, "text", "readonly", async (store, done) =>
       [await done(store.getAllKeys()), await done(store.getAll())]);
-    const decoder = new TextDecoder();
+    const decoder = new TextDecoder(), key = await this.#key();
     const opened = records.map(({ nonce, sealed }) =>
-      crypto.subtle.decrypt({ name: "AES-GCM", iv: nonce, additionalData: PURPOSE }, this.#key, sealed).then(
+      crypto.subtle.decrypt({ name: "AES-GCM", iv: nonce, additionalData: PURPOSE }, key, sealed).then(
         (bytes) => decoder.decode(bytes), () => null));
     return (await Promise.all(opened)).map((text, n) => ({ id: ids[n], text })).filter(({ text }) => text !== null);
   }
@@ -78,6 +75,11 @@ export class Kept {
     await within(this.#database, "text", "readwrite", (store, done) => done(store.clear()));
     await within(this.#database, "page", "readwrite", (store, done) => done(store.delete(KEY)));
   }
+}
+
+async function sealed(line, key) {
+  const nonce = crypto.getRandomValues(new Uint8Array(NONCE));
+  return { nonce, sealed: await crypto.subtle.encrypt({ name: "AES-GCM", iv: nonce, additionalData: PURPOSE }, key, utf8(line)) };
 }
 
 /** Whether a line is held back; by its number, so that it stays so. */

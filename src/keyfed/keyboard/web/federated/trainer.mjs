@@ -52,6 +52,7 @@ class Trainer {
   #lines = { lines: 0, held: 0, bytes: 0 };
   #server = null; // what it says of itself
   #rounds = null; // while this page takes part
+  #tabs = new BroadcastChannel(TAB);
   #page; // its version and hash
 
   /** @param {{model: string, page: {version: string, hash: string}, settings: object}} start */
@@ -59,13 +60,14 @@ class Trainer {
     [this.#address, this.#page, this.#settings] = [model, page, settings];
     this.#database = await openDatabase(() => this.#say("This browser has cleared what this page kept: reload it, and join again with a new link.", true));
     this.#values = valuesOf(this.#database, "page");
-    this.#kept = await Kept.open(this.#database);
+    this.#kept = new Kept(this.#database);
     const kept = await Promise.all(["client", "day", "last", "tuned", "shared"].map((key) => this.#values.get(key)));
     [this.#client, this.#day, this.#last] = [kept[0] ?? null, kept[1] ?? this.#day, kept[2] ?? null];
     this.#using = kept[3] ?? kept[4] ?? null;
     if (this.#using) post("adopt", { model: this.#using });
     await this.#count();
     this.#show();
+    this.#tabs.onmessage = () => this.#forgot().catch(trouble);
     navigator.locks.request(TAB, async () => {
       this.#isFirst = true;
       this.#takePart();
@@ -109,8 +111,14 @@ class Trainer {
   async forget() {
     this.#halt();
     await this.#kept.forget();
-    this.#kept = await Kept.open(this.#database);
     await this.#values.delete("tuned");
+    this.#tabs.postMessage("forgotten");
+    await this.#forgot();
+  }
+
+  /** Here or in another tab: nothing made of the forgotten text is used on. */
+  async #forgot() {
+    this.#halt();
     await this.#use((await this.#values.get("shared")) ?? null);
     this.#tune = null;
     await this.#count();
