@@ -13,6 +13,7 @@ import { fold } from "./layout.mjs";
 import { Personal } from "./personal.mjs";
 import { Predictor } from "./predict.mjs";
 
+const MODEL = "federated"; // the source that is mixed with what was learnt
 const REMEMBERED = 8; // contexts whose scores are kept: a few words back and forth
 const REPLACED = 32; // corrections whose typed word is offered again
 const BEFORE_NAME = "#$&=~+%^|<`\\"; // a word right behind one of these is a tag, a name of a program, part of an address
@@ -129,6 +130,18 @@ export class Engine {
   /** Whether a word is one that this keyboard can suggest, without what was learnt. */
   knows(word) {
     return this.#predictor?.lexicon.has(fold(word, this.#k.plain_joints)) ?? false;
+  }
+
+  /**
+   * Learn a word that was written elsewhere, behind a text, as one that is typed.
+   * @param {string} before
+   * @param {string} word
+   * @param {boolean} [weighs]  false: the model is not run to see how much of the word the cache explained
+   */
+  async learnt(before, word, weighs = true) {
+    const { ids, previous } = this.#read(`${before} `);
+    const logp = weighs && this.#predictor && this.personal.learnable(word) ? await this.#scores(ids, SETTINGS.source) : null;
+    this.personal.learn(word, previous, null, logp && this.#predictor.explained(logp, word, previous));
   }
 
   /** Whether a character that is typed after a word finishes it. */
@@ -255,13 +268,15 @@ export class Engine {
    * capitals count where the user set them: not in a correction, at the start of a sentence, or with capitals locked.
    */
   #learn(text, { learn, incognito, sealed }, isCorrection = false) {
-    const { typed, previous, text: earlier } = this.#read(text);
+    const { typed, previous, text: earlier, ids } = this.#read(text);
     const start = text.length - typed.length;
     if (!learn || incognito || !typed || start < sealed) return null;
     const before = sealed > 0 ? previousWord(unsealed(text.slice(0, start), sealed), this.#k) : previous;
     const isForced = isCorrection || Object.hasOwn(this.#k.capital_i, fold(typed, this.#k.plain_joints))
       || (allCapitals(typed) ? this.knows(typed) : startsSentence(earlier, this.#k) && !hasInnerCapital(typed));
-    return this.personal.learn(typed, before, isForced ? null : typed) ? [typed, before] : null;
+    const logp = this.#predictor && this.#scored.get(scoresOf(MODEL, ids)); // the strip above the word had needed it
+    const explained = logp ? this.#predictor.explained(logp, typed, before) : null;
+    return this.personal.learn(typed, before, isForced ? null : typed, explained) ? [typed, before] : null;
   }
 
   /**
@@ -323,8 +338,8 @@ export class Engine {
 
   /** The source's scores after `ids`, which are kept for a while; null: not wanted any more. */
   async #scores(ids, source, signal) {
-    const name = (source === "ngram" || source === "network") && this.#sources[source] ? source : "federated";
-    const key = `${name} ${ids.join(" ")}`;
+    const name = (source === "ngram" || source === "network") && this.#sources[source] ? source : MODEL;
+    const key = scoresOf(name, ids);
     let logp = this.#scored.get(key);
     if (!logp) {
       if (signal) await othersFirst();
@@ -369,6 +384,9 @@ export class Engine {
     return { slots: [left, middle, last], correction: null, typed, timing };
   }
 }
+
+/** Under which name scores are kept. */
+const scoresOf = (source, ids) => `${source} ${ids.join(" ")}`;
 
 /** @returns {import("./predict.mjs").Choice} */
 const choiceOf = ({ autocorrect, emoji, filter, source, incognito }) =>

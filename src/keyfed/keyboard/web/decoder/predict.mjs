@@ -8,11 +8,11 @@
  */
 
 import { allCapitals, capitalised, display, isCapital, startsSentence } from "./casing.mjs";
-import { belongs, hasNumber, sizeOf, SPECIALS } from "./context.mjs";
+import { belongs, hasNumber, sizeOf, SPECIALS, UNK } from "./context.mjs";
 import { EMPTY } from "./dictionary.mjs";
 import { fold, layoutOf } from "./layout.mjs";
 import { entriesOf, isSuggestible, Lexicon } from "./lexicon.mjs";
-import { lexiconScores, mixed, spreadOver } from "./mixture.mjs";
+import { everyday, lexiconScores, mixed, spreadOver } from "./mixture.mjs";
 
 const RANKED = 16; // candidates that are looked at for three slots; some may be shown alike
 const ALPHABETIC = /\p{L}/gu;
@@ -274,6 +274,20 @@ export class Predictor {
     const parts = [{ lexicon: this.lexicon, scores: both.main, allowed: allowed.main }];
     if (isOwn && own.words.length) parts.push({ lexicon: own, scores: both.own, allowed: allowed.own });
     return parts;
+  }
+
+  /**
+   * How much of a finished word the cache of what was typed explains; null: nothing can be said.
+   * @param {ArrayLike<number>} logp  the model's before the word
+   * @param {string} word
+   * @param {string} previous  the word before, folded
+   */
+  explained(logp, word, previous) {
+    const { lexicon } = this, place = lexicon.place(this.#fold(word));
+    if (place === undefined) return null;
+    const { tilt, logs } = this.#spread, id = lexicon.ids[place];
+    const model = everyday(logp, { tilt, keepsUnknown: logs !== null }, this.k);
+    return this.personal.cache.explained(place, Math.exp(id >= 0 ? model[id] : model[UNK] + logs[place]), previous, lexicon);
   }
 
   #isHeldBack(key, { filter }) {
