@@ -83,6 +83,7 @@ docs: setup-dev ## write the generated pages of docs/ again
 	$(BIN)/python -m keyfed.cli.reference docs
 	$(BIN)/python scripts/architecture.py
 	$(BIN)/python scripts/api.py
+	$(BIN)/python benchmarks/stored.py
 
 # The texts of docs/ with what they link to outside of it, in a folder that Zensical reads; warnings are errors.
 SITE := build/site

@@ -1,21 +1,24 @@
 """The keyboard page in Chromium: what it loads, how soon it suggests, its memory, and how quick a key is.
 
-    python benchmarks/keyboard_browser.py [RUN] [--runs 5] [--every-source] [--json]
+    python benchmarks/keyboard_browser.py [RUN] [--runs 5] [--every-source] [--json | --write]
 
 RUN is a run, an exported keyboard, or `base` (the default), the model that comes with the package.
 
 - **loaded**: bytes that the server sends until the page is quiet, gzipped; for a reload, too.
 - **first suggestion**: from the start of the navigation to the first word in the strip, in a new browser context (cold)
   and on a reload.
-- **memory**: private pages of the page's process after typing (Private_* of smaps_rollup, Linux). The footprint that
-  Chromium's task manager shows counts the anonymous pages that it still shares with the other processes of the browser,
-  too: some 12 MB more, and printed next to it. An empty page has 33 and 47 MB.
+- **memory**: of the page's process after typing (Linux), in two forms that each have the bar. Private pages are
+  Private_Clean and Private_Dirty of smaps_rollup; the 182 MB of 18 November 2026 were these. Anonymous pages are
+  Anonymous there, what Chromium's task manager shows as the memory footprint; the 180 MB of the first measurement were
+  these. They count what the process still shares with the browser's others, some 12 MB more. An empty page has 33 MB
+  of private pages and 47 of anonymous ones.
 - **keys**: from the input event to the strip's DOM written. Sentences are typed at a person's pace on a physical
   keyboard and on the keys of the screen, both with the main thread as it is and slowed four times. Also the time to the
   next painted frame, the engine's own time, and the CPU time of the page's process per key.
 
 Every figure is the median over `--runs` of that figure, printed next to its bar: run it on idle cores (about a quarter
-of an hour). The load is printed with it. `keyboard_network.py` has the network alone.
+of an hour). The load is printed with it. `keyboard_network.py` has the network alone. `--write` keeps the base model's
+figures in docs/results/data/keyboard-chromium.json and writes their table into docs/keyboard.md.
 """
 
 from __future__ import annotations
@@ -34,6 +37,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stored import Stored, about, about_text, load
+
+from keyfed.reports.document import markdown_table
+from keyfed.run.base import is_base
 
 SENTENCES = [
     "does anyone know how to install the latest version of this package",
@@ -265,13 +272,17 @@ def bars(visits: dict[str, float], rows: list[dict[str, Any]]) -> list[dict[str,
         (row,) = (r for r in rows if (r["source"], r["keys"], r["slower"]) == (DEFAULT, keys, slower))
         return float(row["written"].get(quantile, np.nan))
 
-    memory_used = [r["memory"].get("private_mb", np.nan) for r in rows if r["source"] == DEFAULT and r["slower"] == 1]
+    def most_memory(kind: str) -> float:
+        used = [r["memory"].get(kind, np.nan) for r in rows if r["source"] == DEFAULT and r["slower"] == 1]
+        return float(np.max(used))
+
     slow = f"main thread slowed {SLOWER} times, p95, ms"
     found = [
         ("page and model, compressed, MB", visits["cold_bytes"] / 1e6, 4.0),
         ("first suggestion, cold, ms", visits["cold_ms"], 1000.0),
         ("first suggestion, on a reload, ms", visits["reload_ms"], 500.0),
-        ("private memory of the page's process, MB", float(np.max(memory_used)), 100.0),
+        ("memory of the page's process, private pages, MB", most_memory("private_mb"), 100.0),
+        ("the same, anonymous pages (task manager), MB", most_memory("anonymous_mb"), 100.0),
         ("key to strip, physical, p50, ms", key("physical", 1, "p50"), 8.0),
         ("key to strip, physical, p95, ms", key("physical", 1, "p95"), 16.0),
         ("key to strip, on the screen, p95, ms", key("screen", 1, "p95"), 20.0),
@@ -289,6 +300,42 @@ def bar_table(found: list[dict[str, Any]]) -> str:
         said = "" if bar["holds"] else "  MISSED"
         lines.append(f"{bar['what']:<{width}} {bar['figure']:9.2f} {bar['most']:8.1f}{said}")
     return "\n".join(lines)
+
+
+def bar_markdown(found: list[dict[str, Any]]) -> str:
+    """The bars for docs/keyboard.md; a figure of None was not measured."""
+    rows = [
+        [bar["what"], "not measured" if bar["figure"] is None else digits(bar["figure"]), f"≤ {bar['most']:,g}",
+         "" if bar["holds"] or bar["figure"] is None else "missed"]
+        for bar in found
+    ]  # fmt: skip
+    return markdown_table([["", "measured", "wanted", ""], *rows], numbers=True)
+
+
+def digits(value: float) -> str:
+    """Three digits, or all before the point.
+
+    Example:
+      >>> digits(2.386), digits(15.82), digits(813.4), digits(1234.5)
+      ('2.39', '15.8', '813', '1,234')
+    """
+    return f"{value:,.{max(0, 2 - int(np.log10(max(abs(value), 1))))}f}"
+
+
+def tables(found: dict[str, Any]) -> str:
+    """The bars of the base model's page for docs/keyboard.md."""
+    where = found.get("note") or f"medians of {found['runs']} runs; {about_text(found)}"
+    return f"{where[0].upper()}{where[1:]}:\n\n{bar_markdown(found['bars'])}"
+
+
+STORED = Stored("keyboard_browser", "keyboard-chromium.json", "### The page", tables)
+
+
+def refuse_other_models(run: Path, write: bool) -> None:
+    """End with one line where figures would be kept that are not the base model's."""
+    if write and not is_base(run):
+        print("error: --write keeps figures of the base model; leave RUN out", file=sys.stderr)
+        sys.exit(2)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -317,7 +364,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5, help="how often everything is measured")
     parser.add_argument("--every-source", action="store_true", help="type with every source of suggestions")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--write", action="store_true", help="keep the base model's figures; write docs/keyboard.md")
     options = parser.parse_args()
+    refuse_other_models(options.run, options.write)
+    before = load()
     sentences = options.text.read_text("utf-8").splitlines() if options.text else SENTENCES
     with tempfile.TemporaryDirectory() as temporary:
         folder = exported(options.run, Path(temporary))
@@ -336,15 +386,19 @@ def main() -> None:
             ]  # fmt: skip
     rows = [middle(list(of)) for of in zip(*runs, strict=True)]
     checked = bars(visits, rows)
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    about = {"model": manifest["model"], "precision": manifest["precision"], "chromium": version, "load_per_core": load}
+    found = {
+        **about(before, Chromium=version), "model": manifest["model"], "precision": manifest["precision"],
+        "runs": options.runs, "bars": checked, "first": visits, "rows": rows,
+    }  # fmt: skip
+    if options.write:
+        STORED.write(found)
     if options.json:
-        print(json.dumps({**about, "runs": options.runs, "bars": checked, "first": visits, "rows": rows}, indent=1))
+        print(json.dumps(found, indent=1))
         return
     size = f"{manifest['model']['parameters']:,} parameters, {manifest['model']['vocab']:,} words"
     print(
-        f"{manifest['model']['name']}, {size}, {manifest['precision']}; Chromium {version}; medians of {options.runs}; "
-        f"load {load:.1f} per core\nloaded {visits['cold_bytes'] / 1e6:.2f} MB, on a reload "
+        f"{manifest['model']['name']}, {size}, {manifest['precision']}; medians of {options.runs}; "
+        f"{about_text(found)}\nloaded {visits['cold_bytes'] / 1e6:.2f} MB, on a reload "
         f"{visits['reload_bytes'] / 1e3:.1f} kB; first suggestion {visits['cold_ms']:.0f} ms, on a reload "
         f"{visits['reload_ms']:.0f} ms\n{table(rows)}\n\n{bar_table(checked)}"
     )

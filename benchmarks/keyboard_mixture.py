@@ -12,7 +12,6 @@ other corpora, and their tables into docs/keyboard.md.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from stored import Stored
 
 from keyfed.keyboard import measure
 from keyfed.keyboard.dictionary import lists_of
@@ -27,12 +27,6 @@ from keyfed.keyboard.export import written_forms
 from keyfed.keyboard.session import Decoder
 from keyfed.reports.document import markdown_table
 
-DOCS = Path(__file__).parent.parent / "docs"
-DATA, PAGE = DOCS / "results" / "data" / "keyboard-mixture.json", DOCS / "keyboard.md"
-BEGIN, END = (
-    "<!-- made by benchmarks/keyboard_mixture.py --write; do not edit -->",
-    "<!-- end of the mixture's tables -->",
-)
 WORDS, SEED = 4_000, 1
 MIXTURE = "mixture"
 
@@ -118,6 +112,12 @@ def points(found: Sequence[float]) -> str:
     return f"{100 * found[0]:.2f} ± {100 * found[1]:.2f}"
 
 
+STORED = Stored(
+    "keyboard_mixture", "keyboard-mixture.json", "## What the mixture saves",
+    lambda every: "\n\n".join(map(tables, every.values())),
+)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="keystrokes that the mixture saves")
     parser.add_argument("run", type=Path)
@@ -127,14 +127,8 @@ def main() -> None:
     torch.set_num_threads(1)
     found = typed(options.run, options.words)
     print(tables(found))
-    if not options.write:
-        return
-    before = json.loads(DATA.read_text("utf-8")) if DATA.exists() else {}
-    every = {**before, found["data"]: found}
-    DATA.write_text(json.dumps(every, indent=1) + "\n", "utf-8")
-    head, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    body = "\n\n".join(tables(one) for one in every.values())
-    PAGE.write_text(f"{head}{BEGIN}\n\n{body}\n\n{END}{rest.partition(END)[2]}", "utf-8")
+    if options.write:
+        STORED.write({**(STORED.figures() or {}), found["data"]: found})
 
 
 if __name__ == "__main__":

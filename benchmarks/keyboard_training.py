@@ -1,25 +1,25 @@
 """Training in a tab: seconds, memory, and how quick a key is while it trains.
 
-    python benchmarks/keyboard_training.py [RUN] [--tokens 2000] [--runs 3] [--picture FILE] [--json]
+    python benchmarks/keyboard_training.py [RUN] [--tokens 2000] [--runs 3] [--picture FILE] [--json | --write]
 
 RUN is a run, an exported keyboard, or `base` (the default). The page of a federation gets lines of that many tokens to
 learn from, and its own button tunes the model to them.
 
 - **epoch**: seconds from the start of the tuning, loading of the weights included, to the look at the result, over its
   epochs.
-- **memory**: private pages of the page's process after it (Linux).
+- **memory**: of the page's process after it (Linux), private and anonymous pages (see keyboard_browser.py); no bar.
 - **keys**: from the input event to the strip's DOM written, in a page that trains on while one types. As shipped
   training waits for five seconds without a key; for this figure alone that is no second. Next to it: the same sentences
   in a page that does not train.
 
-Every figure is the median over `--runs`. Run it on idle cores; the load is printed with it.
+Every figure is the median over `--runs`. Run it on idle cores; the load is printed with it. `--write` keeps the base
+model's figures in docs/results/data/keyboard-training.json and writes their table into docs/keyboard.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import tempfile
 from pathlib import Path
@@ -29,6 +29,7 @@ import numpy as np
 from keyboard_browser import (
     PHONE,
     SENTENCES,
+    bar_markdown,
     bar_table,
     chromium,
     exported,
@@ -36,9 +37,11 @@ from keyboard_browser import (
     middle,
     quantiles,
     ready,
+    refuse_other_models,
     site,
     type_sentences,
 )
+from stored import Stored, about, about_text, load
 
 from keyfed.keyboard import serve
 from keyfed.keyboard.federated import write_federated
@@ -142,6 +145,21 @@ def bars(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"what": what, "figure": is_, "most": most, "holds": is_ <= most} for what, is_, most in figures]
 
 
+def tables(found: dict[str, Any]) -> str:
+    """The bars for docs/keyboard.md, and what has none."""
+    quiet, busy, used = found["quiet"], found["training"], found["memory"]
+    return (
+        f"{found['tokens']:,} tokens to learn from, medians of {found['runs']} runs; {about_text(found)}:\n\n"
+        f"{bar_markdown(found['bars'])}\n\n"
+        f"Key to strip, p50 and p95: {quiet['p50']:.1f} and {quiet['p95']:.1f} ms; while it trains {busy['p50']:.1f} "
+        f"and {busy['p95']:.1f} ms. Memory after training: {used.get('private_mb', np.nan):.0f} MB of private pages, "
+        f"{used.get('anonymous_mb', np.nan):.0f} of anonymous ones."
+    )
+
+
+STORED = Stored("keyboard_training", "keyboard-training.json", "### Training in a tab", tables)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path, default=Path("base"), help="a run, an exported keyboard, or base")
@@ -150,7 +168,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="how often everything is measured")
     parser.add_argument("--picture", type=Path, help="save a picture of the page after tuning")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--write", action="store_true", help="keep the base model's figures; write docs/keyboard.md")
     options = parser.parse_args()
+    refuse_other_models(options.run, options.write)
+    before = load()
     with tempfile.TemporaryDirectory() as temporary:
         export = exported(options.run, Path(temporary))
         text, folder = own_lines(export, options.tokens), Path(temporary) / "site"
@@ -167,16 +188,22 @@ def main() -> None:
             ]
             version = browser.version
     row = middle(rows)
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    found = {
+        **about(before, Chromium=version), "tokens": options.tokens, "epochs": options.epochs, "runs": options.runs,
+        "bars": bars(row), **row,
+    }  # fmt: skip
+    if options.write:
+        STORED.write(found)
     if options.json:
-        print(json.dumps({"chromium": version, "load_per_core": load, "runs": options.runs, **row}, indent=1))
+        print(json.dumps(found, indent=1))
         return
     quiet, busy, used = row["quiet"], row["training"], row["memory"]
+    private, anonymous = (used.get(name, np.nan) for name in ("private_mb", "anonymous_mb"))
     print(
-        f"{options.tokens} tokens; Chromium {version}; medians of {options.runs}; load {load:.1f} per core\n"
-        f"epoch {row['epoch_s']:.1f} s; private memory {used.get('private_mb', float('nan')):.0f} MB\n"
+        f"{options.tokens} tokens; medians of {options.runs}; {about_text(found)}\n"
+        f"epoch {row['epoch_s']:.1f} s; memory {private:.0f} MB of private pages, {anonymous:.0f} of anonymous ones\n"
         f"key to strip, p50 and p95: {quiet['p50']:.1f} and {quiet['p95']:.1f} ms; while it trains "
-        f"{busy['p50']:.1f} and {busy['p95']:.1f} ms\n\n{bar_table(bars(row))}"
+        f"{busy['p50']:.1f} and {busy['p95']:.1f} ms\n\n{bar_table(found['bars'])}"
     )
 
 

@@ -10,6 +10,7 @@ const [{ readTensors, widened }, { Mixture, NGram }, { Trie }, { Speller }, { Te
   await Promise.all(["safetensors", "ngram", "trie", "typed", "gesture"].map(load));
 const [{ Network }, lexicons, mixture, { EMPTY, readDictionary }] =
   await Promise.all(["network", "lexicon", "mixture", "dictionary"].map(load));
+const { WordSource } = await load("model");
 const [{ complete }, { Personal }, { Predictor }, { Engine }, { Seal }] =
   await Promise.all(["characters", "personal", "predict", "engine", "../page/seal"].map(load));
 
@@ -326,10 +327,37 @@ const operations = {
     const again = texts.map((ids, n) => read(ids.slice(half), alone[n][half - 1].states));
     let together = { states: network.zero().map((zero) => new Float32Array(zero.length * texts.length)) };
     const columns = texts[0].map((_, t) => (together = network.step(texts.map((ids) => ids[t]), together.states)).logp);
+    // Several tokens after each text, in one step and one by one.
+    const after = texts.flatMap((_, row) => [texts[0][1], texts[0][2], texts[0][1]].map((token) => [token, row]));
+    const rows = after.map(([, row]) => row), forks = network.step(after.map(([token]) => token), together.states, { rows });
+    const ends = texts.map((_, row) => together.states.map((s) => s.slice(row * (s.length / texts.length), (row + 1) * (s.length / texts.length))));
+    const single = after.map(([token, row]) => network.step([token], ends[row]));
+    const wholes = network.zero().flatMap((_, i) => single.map(({ states }) => states[i]));
     return {
+      forked: told([forks.logp, ...forks.states]), apart: told([...single.map(({ logp }) => logp), ...wholes]),
       alone: told(alone.flatMap((steps) => steps.map(({ logp }) => logp))),
       again: told(again.flatMap((steps) => steps.map(({ logp }) => logp))), together: told(columns),
     };
+  },
+
+  // The scores after texts that one source reads, and those of the step after each of their last tokens; how often the
+  // output layer was needed.
+  async reading({ manifest, path, texts }) {
+    const network = new Network(manifest, readTensors(readFileSync(path))), needed = [];
+    const source = new WordSource({
+      zero: () => network.zero(),
+      step: (tokens, states, given) => (needed.push(Number(given.scored)), network.step(tokens, states, given)),
+    });
+    const read = [], stepped = [], costs = [];
+    for (const ids of texts) {
+      needed.length = 0;
+      read.push([...await source.scores(Int32Array.from(ids))]);
+      costs.push([needed.length, needed.reduce((sum, one) => sum + one, 0)]);
+      let after = { states: network.zero() };
+      for (const token of ids) after = network.step([token], after.states);
+      stepped.push([...after.logp]);
+    }
+    return { read, stepped, costs };
   },
 
   next({ file, vocab, contexts }) {

@@ -38,13 +38,17 @@ def spec_and_weights(name, vocab, factor=4.0):
 
 
 def read(folder, spec, stored, texts):
-    """Return log-probabilities [texts, time, V] as node has them: alone, from the middle on, side by side."""
+    """Return log-probabilities [texts, time, V] as node has them: alone, from the middle on, side by side.
+
+    Tokens that come after one row of the states give, in one step, what each gives by itself.
+    """
     path = folder / "weights.safetensors"
     path.write_bytes(save(stored))
     manifest = {"model": asdict(spec), "reading": "stream"}
     (found,) = answers([{"op": "network", "manifest": manifest, "path": str(path), "texts": texts.tolist()}])
     flat = {key: np.frombuffer(base64.b64decode(value), np.float32) for key, value in found.items()}
     rows, time = texts.shape
+    assert found["forked"] == found["apart"]
     return (
         flat["alone"].reshape(rows, time, -1),
         flat["again"].reshape(rows, time - time // 2, -1),
@@ -71,6 +75,18 @@ def test_every_preset_says_what_pytorch_says(name, tmp_path):
         np.testing.assert_array_equal(again, alone[:, texts.shape[1] // 2 :])  # states are not changed by later steps
         np.testing.assert_array_equal(together, alone)
         assert np.abs(expected[:, 1:] - expected[:, :-1]).max() > 0.1  # the text matters
+
+
+@pytest.mark.parametrize("name", ["cifg", "gru", "lstm"])
+def test_a_text_is_read_with_the_output_layer_after_its_last_token_alone(name, tmp_path):
+    spec, weights = spec_and_weights(name, 40)
+    path = tmp_path / "weights"
+    path.write_bytes(save({key: value.astype(np.float32) for key, value in weights.items()}))
+    manifest = {"model": asdict(spec), "reading": "stream"}
+    texts = [[2, 5, 6, 7], [2, 5, 6, 7, 9], [2, 5, 6], [2, 8, 9, 9]]
+    (found,) = answers([{"op": "reading", "manifest": manifest, "path": str(path), "texts": texts}])
+    assert found["costs"] == [[4, 1], [1, 1], [1, 1], [3, 1]]  # steps, and those with scores
+    np.testing.assert_array_equal(found["read"], found["stepped"])
 
 
 def test_the_base_model_on_everyday_messages(tmp_path):

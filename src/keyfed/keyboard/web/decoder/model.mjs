@@ -94,14 +94,15 @@ class Reader {
     let same = 0;
     while (same < ids.length && same < this.#ids.length && ids[same] === this.#ids[same]) same++;
     if (same === ids.length && same === this.#ids.length && this.#answer) return this.#answer;
-    const from = Math.min(same, ids.length - 1);
+    const last = ids.length - 1, from = Math.min(same, last);
     this.#ids.length = this.#after.length = from;
     this.#answer = null;
     let step = null;
     for (let at = from; at < ids.length; at++) {
       if (at % 16 === 15) await othersFirst(); // newer messages of the worker
       if (signal?.aborted) return null;
-      step = this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero());
+      // The output layer is most of the work, and the scores after the last token alone are wanted.
+      step = this.#model.step([ids[at]], at ? this.#after[at - 1] : this.#model.zero(), { scored: at === last });
       this.#ids.push(ids[at]);
       this.#after.push(step.states);
     }
@@ -135,21 +136,12 @@ export class CharacterSource {
 
   async begin(ids, signal) {
     const found = await this.#reader.read(ids, signal);
-    return found && { logp: found.logp, state: { rows: 1, values: found.states } };
+    return found && { logp: found.logp, state: found.states };
   }
 
   async step(tokens, state, rows) {
-    const picked = state.values.map((values) => {
-      const width = values.length / state.rows;
-      const batch = new Float32Array(tokens.length * width);
-      rows.forEach((row, j) => batch.set(values.subarray(row * width, (row + 1) * width), j * width));
-      return batch;
-    });
-    const { logp, states } = this.#model.step(tokens, picked);
+    const { logp, states } = this.#model.step(tokens, state, { rows });
     const size = this.#model.vocab;
-    return {
-      logp: tokens.map((_, j) => logp.subarray(j * size, (j + 1) * size)),
-      state: { rows: tokens.length, values: states },
-    };
+    return { logp: tokens.map((_, j) => logp.subarray(j * size, (j + 1) * size)), state: states };
   }
 }

@@ -87,31 +87,42 @@ export class Network {
 
   /**
    * @param {ArrayLike<number>} tokens  [n]
-   * @param {Float32Array[]} states     per state [n · width]
-   * @returns {{logp: Float32Array, states: Float32Array[]}}  logp [n · V]
+   * @param {Float32Array[]} states     per state [m · width]
+   * @param {object} [given]
+   * @param {boolean} [given.scored]    false: only the states, for a token that more text follows
+   * @param {number[]} [given.rows]     [n] the row of the states that each token comes after; the token's own by default
+   * @returns {{logp: Float32Array | null, states: Float32Array[]}}  logp [n · V], states [n · width]
    */
-  step(tokens, states) {
-    const { vocab } = this.#model, n = tokens.length;
-    const logp = new Float32Array(n * vocab), after = states.map((state) => new Float32Array(state.length));
+  step(tokens, states, { scored = true, rows = null } = {}) {
+    const { vocab, width } = this.#model, n = tokens.length, m = states[0].length / width;
+    const logp = scored ? new Float32Array(n * vocab) : null;
+    const after = states.map((state) => new Float32Array(n * (state.length / m)));
+    const cut = (state, row, of) => state.subarray(row * (state.length / of), (row + 1) * (state.length / of));
+    const products = Array.from({ length: m }, () => []); // of each row of the states: tokens after one row share them
     for (let row = 0; row < n; row++) {
-      const cut = (state) => state.subarray(row * (state.length / n), (row + 1) * (state.length / n));
-      const read = this.#recur(tokens[row], states.map(cut), after.map(cut));
-      this.#score(read, logp.subarray(row * vocab, (row + 1) * vocab));
+      const from = rows ? rows[row] : row;
+      const before = states.map((state) => cut(state, from, m)), next = after.map((state) => cut(state, row, n));
+      const read = this.#recur(tokens[row], before, next, products[from]);
+      if (scored) this.#score(read, logp.subarray(row * vocab, (row + 1) * vocab));
     }
     return { logp, states: after };
   }
 
-  /** One row through the recurrent layers; writes the states after it, returns what the last layer says. */
-  #recur(token, before, after) {
+  /**
+   * One row through the recurrent layers; writes the states after it, returns what the last layer says. `products` are
+   * those of the states before it, by layer: what is missing is added.
+   */
+  #recur(token, before, after, products) {
     const { cell, hidden, width } = this.#model, rows = GATES[cell] * hidden, each = cell in CELLS ? 2 : 1;
     if (!(token >= 0 && token < this.vocab)) throw new RangeError(`token ${token} is not one of ${this.vocab}`);
-    const input = new Float32Array(rows), recurrent = new Float32Array(rows), gated = new Float32Array(hidden);
+    const input = new Float32Array(rows), gated = new Float32Array(hidden);
     let x = this.#row(token);
     this.#layers.forEach(({ ih, hh, hr, inputBias, stateBias, inputs }, layer) => {
       const h = before[layer * each], nextH = after[layer * each];
       const own = layer || !this.#table ? input : this.#table.subarray(token * rows, (token + 1) * rows);
       if (own === input) product(input, ih, inputBias, x, rows, inputs);
-      product(recurrent, hh, stateBias, h, rows, width);
+      if (!products[layer]) product((products[layer] = new Float32Array(rows)), hh, stateBias, h, rows, width);
+      const recurrent = products[layer];
       if (cell === "gru") {
         gru(own, recurrent, h, nextH);
       } else if (cell === "gru-printed") {
