@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from keyfed.engine.sums.tallies import Entries, Fields, Sketch, added, read_recount, recount_fields, vectors
 from keyfed.errors import ConfigError, Lied, RunError
 from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes, grams_of
+from keyfed.model.mixture import BINS
 from keyfed.model.tables import texts_of, written
 from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.threshold import SecureSettings
-from keyfed.run.counts import gather, levels
+from keyfed.run.counts import fit, gather, levels
 from keyfed.run.counts.fit import fit_levels
 from keyfed.run.counts.gather import Gathering, PublicSum, groups_of
 from keyfed.run.counts.levels import CountPlan, count_ngrams, sketches_of
@@ -307,6 +308,59 @@ def test_a_mutant_that_puts_smaller_estimates_on_a_list_is_found(monkeypatch):
     monkeypatch.setattr(Sketch, "admitted", lambda self, cells, keys, least: real(self, cells, keys, least - 1))
     with pytest.raises(AssertionError):
         everything_shared_is_of_k_clients(streams(5), monkeypatch)
+
+
+def what_is_fitted_is_of_k_clients(monkeypatch):
+    """Check the histograms that numbers are fitted on against the clients of every bucket, counted by hand."""
+    wrote, read = [], []
+    write, smooth, weigh = fit.Histogram.write, fit.fitted, fit.fit_weights
+
+    def written(self, client, cell, members, most):
+        here = {}
+        for who, where in zip(client.tolist(), cell.tolist(), strict=True):
+            here.setdefault(where // self.width, set()).add(who)
+        wrote.append({bucket: len(clients) for bucket, clients in here.items()})
+        return write(self, client, cell, members, most)
+
+    monkeypatch.setattr(fit.Histogram, "write", written)
+    monkeypatch.setattr(fit, "fitted", lambda level, found: (read.append(found), smooth(level, found))[1])
+    monkeypatch.setattr(fit, "fit_weights", lambda found: (read.append(found), weigh(found))[1])
+    tables, _ = count_ngrams(gathering(streams(5)), plan(), V)
+    fit_levels(gathering(streams(9, length=6), among=12), tables, V, k=K)
+
+    def cells(text):
+        bucket = text.tokens % 7  # rare words' buckets are of few clients
+        return text.client[text.predicted], (bucket * BINS + text.tokens)[text.predicted]
+
+    fit.fit_mixture(gathering(streams(9, length=6), among=12), b"", 1, cells, k=K)
+    assert any(0 < clients < K for here in wrote for clients in here.values()), "no bucket is of fewer than k clients"
+    assert any(clients >= K for here in wrote for clients in here.values())
+    for here, found in zip(wrote, read, strict=True):
+        filled = np.flatnonzero(found.reshape(len(found), -1).any(1))
+        assert all(here[bucket] >= K for bucket in filled.tolist()), "a number is fitted on text of fewer than k"
+        assert len(filled) == sum(clients >= K for clients in here.values())
+
+
+def test_smoothing_and_weights_are_fitted_on_the_text_of_k_clients_by_bucket(monkeypatch):
+    what_is_fitted_is_of_k_clients(monkeypatch)
+
+
+def test_a_mutant_that_fits_a_bucket_of_fewer_clients_is_found(monkeypatch):
+    monkeypatch.setattr(fit, "enough", lambda clients, k: clients >= k - 1)
+    with pytest.raises(AssertionError, match="on text of fewer than k"):
+        what_is_fitted_is_of_k_clients(monkeypatch)
+
+
+def test_buckets_are_counted_over_groups_and_masked_as_in_the_clear():
+    """Two groups of two clients each in a bucket are four."""
+    tables, _ = count_ngrams(gathering(streams(5)), plan(), V)
+    fitted = [
+        counts_arrays(fit_levels(gathering(streams(9), secure, among=6), tables, V, k=7))
+        for secure in (None, SecureSettings())
+    ]
+    assert [a.tobytes() for a in fitted[0]] == [a.tobytes() for a in fitted[1]]
+    few = counts_arrays(fit_levels(gathering(streams(9), among=6), tables, V, k=CLIENTS + 1))
+    assert all(np.isfinite(array).all() for array in few), "no bucket at all is fitted"
 
 
 def test_a_client_contributes_at_most_m_n_grams_those_most_likely_shared():

@@ -130,7 +130,8 @@ def make_counts(
     each = MOST_TOKENS if clear else TOKENS_NOISED
     blurred = None if noise is None or published else noise.histogram
     fitting = validation(each)
-    fitted = fit_levels(fitting, tables, vocab, blurred, each)
+    least = plan.k if noise is None and not published else 0
+    fitted = fit_levels(fitting, tables, vocab, blurred, each, least)
     terms = CountTerms(plan.k, plan.cap, plan.most, counting.clients, plan.vocab_sha256)
     if noise is not None:  # that of all sums that the noise was made for
         terms = replace(terms, epsilon=noise.announced, delta=noise.delta, verdict=noise.verdict)
@@ -142,7 +143,9 @@ def make_counts(
     if clear:  # where a budget is kept, everybody reads a few tokens
         chosen, each = weights_text(fitting.clients, len(fitting.groups))
     some = validation(each).after(fitting, chosen)
-    mixture, note = fit_mixture(some, data, len(tables), lambda text: reader.mixture_cells(model, text), blurred, each)
+    mixture, note = fit_mixture(
+        some, data, len(tables), lambda text: reader.mixture_cells(model, text), blurred, each, least
+    )
     if note:
         say(note)
     return Made(

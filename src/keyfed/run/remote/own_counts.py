@@ -24,12 +24,11 @@ from keyfed.errors import KeyfedError
 from keyfed.federated.types import Params
 from keyfed.model.counts import CountModel, counts_from_bytes
 from keyfed.model.language_model import ModelSpec
-from keyfed.model.mixture import BINS, Mixture
+from keyfed.model.mixture import Mixture
 from keyfed.model.ngram import Ints, Tokens
 from keyfed.model.output import Score
-from keyfed.model.smoothing import BUCKETS, WIDTH
 from keyfed.model.tables import GramTable, Texts, last_rows, texts_of
-from keyfed.run.counts.fit import MOST_TOKENS, ROWS, TOKENS, histogram_fields, smoothing_cells, write_histogram
+from keyfed.run.counts.fit import MOST_TOKENS, SMOOTHING, TOKENS, mixture_histogram, smoothing_cells
 from keyfed.run.counts.levels import DEPTH, words_listed, write_list, write_sketch
 from keyfed.run.counts.mixing import score_models
 from keyfed.run.counts.release import NetworkReader
@@ -157,20 +156,20 @@ class OwnCounts:
         terms, vocab = self.terms, self.vocab
         if what.kind == "mixture":
             model, tokens = self._model(arrays), _tokens(arrays)
-            length = model.model.order * ROWS * BINS
-            fields = _small(histogram_fields(length, largest, tokens))
+            layout = mixture_histogram(model.model.order)
+            fields = _small(layout.fields(largest, tokens))
             theta = {name: numbers[name] for name in self.shapes}
             reader = NetworkReader(self.spec, theta, self.lines, watch)
             cells = reader.mixture_cells(model, self._text(self.valid[:tokens]))
-            return write_histogram(*cells, length, largest, tokens), fields
+            return layout.write(*cells, largest, tokens), fields
         tables = self._tables(arrays)
         watch()
         if what.kind == "smoothing":
-            tokens, length = _tokens(arrays), BUCKETS * WIDTH
-            fields = _small(histogram_fields(length, largest, tokens))
+            tokens = _tokens(arrays)
+            fields = _small(SMOOTHING.fields(largest, tokens))
             fits = [_fit(arrays, tables, n) for n in range(1, what.n)]
             cells = smoothing_cells(self._text(self.valid[:tokens]), tables, fits, vocab)
-            return write_histogram(*cells, length, largest, tokens), fields
+            return SMOOTHING.write(*cells, largest, tokens), fields
         plan, text = plan_of(terms, self.vocab_sha256, largest, vocab, self.seed, DEPTH), self._text(self.train)
         if what.kind == "sketch":
             fields = _small(plan.sketches[what.n - 2].fields(largest))
