@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import mimetypes
 import os
@@ -71,11 +72,14 @@ class Federation:
 
 
 def hand_over(folder: Path, federation: Federation, changes: dict[str, tuple[str, str]] | None = None) -> Any:
-    """Return a route that serves a site, and the endpoint in place of a server.
+    """Return a route that serves a site with its policy, and the endpoint in place of a server.
 
     Args:
       changes: what is put in the place of what, by path.
     """
+
+    index = (folder / "index.html").read_text("utf-8")
+    policy = html.unescape(index.partition('http-equiv="Content-Security-Policy" content="')[2].partition('"')[0])
 
     def handle(route: Any) -> None:
         path = urlsplit(route.request.url).path.lstrip("/")
@@ -93,7 +97,8 @@ def hand_over(folder: Path, federation: Federation, changes: dict[str, tuple[str
             assert data.decode().count(old) == 1, path
             data = data.decode().replace(old, new).encode()
         kind = {".mjs": "text/javascript", ".js": "text/javascript"}.get(found.suffix) or mimetypes.guess_type(found)[0]
-        return route.fulfill(body=data, content_type=kind or "application/octet-stream")
+        headers = {"content-security-policy": policy} if kind == "text/javascript" else {}
+        return route.fulfill(body=data, headers={"content-type": kind or "application/octet-stream", **headers})
 
     return handle
 
