@@ -125,6 +125,11 @@ class Typist:
             return _unlike([strip.correction or word, *(slot.text for slot in shown)])
         return _unlike([slot.text for slot in shown if not _is_typed(slot, word)])
 
+    def finished(self) -> None:
+        """Check that as many messages were typed as there are: else devices had learnt from other people's."""
+        if self.at != len(self.messages) - 1:
+            raise SystemExit(f"kebbie typed {self.at + 1} messages of {len(self.messages)}: the figures are of no use")
+
     def _begin(self) -> None:
         """The next message: the device of another person."""
         self.at, self.corrected = self.at + 1, False
@@ -176,6 +181,7 @@ def typed(python: Path, typist: Typist) -> dict[str, Any]:
                 back.flush()
         if process.wait():
             raise SystemExit("kebbie has ended with an error; run kebbie_runner.py by hand to see it")
+        typist.finished()
         return dict(json.loads((home / "result.json").read_text("utf-8")))
 
 

@@ -3,16 +3,20 @@
     apt-get download scowl && dpkg-deb -x scowl_*.deb scowl
     pip install msgpack && pip download --no-deps wordfreq==3.1.1 && unzip -o wordfreq-3.1.1-*.whl -d wordfreq
     python scripts/dictionary.py scowl/usr/share/dict/scowl wordfreq/wordfreq/data/large_en.msgpack.gz
+    python scripts/dictionary.py --packaged wordfreq/wordfreq/data/large_en.msgpack.gz     # more words of our own
 
 SCOWL says what is a word: its English, American and British lists up to size 70. Rare short words and initials, which
-would only stand in the way of corrections, are left out. To these come the informal words below, our own. wordfreq says
-how frequent each is; words rarer than 10^−7 are left out.
+would only stand in the way of corrections, are left out. To these come the words below, our own: informal ones, names,
+and borrowed words with their accents. wordfreq says how frequent each is; words rarer than 10^−7 are left out.
+`--packaged` takes the words of the file that is there in the place of SCOWL's, and adds our own: for these, both ways
+give the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import json
 from collections import defaultdict
 from pathlib import Path
 
@@ -41,13 +45,20 @@ covid brexit brunch bbq xmas bday hubby veggie veggies comfy cosy grandad grandd
 laptop charger eta gps usb pdf pdfs t-shirt t-shirts hoodie hoodies leggings flip-flops lockdown checkout signup
 login logins username usernames inbox hashtag hashtags livestream playlist playlists ebook ebooks smartwatch crypto
 bitcoin online offline touchscreen babysit babysitter takeaway takeout email emails unfollow bestie bff fave def lmk
-tbh smartphone smartphones
+tbh smartphone smartphones bro dm dms lmao ya ur cos cuz aka mins y'all that'll cafe cafes uber tesco snapchat chatgpt
+fifa xbox reddit tumblr linkedin pinterest etsy photoshop minecraft pokemon fortnite wifey e-mail e-mails admin admins
+bot bots donut donuts dvds gifs gameplay cyber adhd lgbtq cctv wellbeing fiance geez welp
+"""
+ACCENTED = """
+résumé résumés naïve façade crème brûlée déjà décor purée exposé señor señora niño piñata jalapeño communiqué
 """
 WRITTEN = {
     "airbnb": "Airbnb", "netflix": "Netflix", "spotify": "Spotify", "whatsapp": "WhatsApp", "instagram": "Instagram",
     "tiktok": "TikTok", "youtube": "YouTube", "google": "Google", "iphone": "iPhone", "ipad": "iPad", "gmail": "Gmail",
     "covid": "Covid", "brexit": "Brexit", "eta": "ETA", "gps": "GPS", "usb": "USB", "pdf": "PDF", "pdfs": "PDFs",
-    "bbq": "BBQ", "diy": "DIY", "fyi": "FYI", "xmas": "Xmas", "wi-fi": "Wi-Fi",
+    "bbq": "BBQ", "diy": "DIY", "fyi": "FYI", "xmas": "Xmas", "wi-fi": "Wi-Fi", "tesco": "Tesco", "chatgpt": "ChatGPT",
+    "fifa": "FIFA", "xbox": "Xbox", "linkedin": "LinkedIn", "pinterest": "Pinterest", "etsy": "Etsy", "adhd": "ADHD",
+    "lgbtq": "LGBTQ", "cctv": "CCTV", "dvds": "DVDs",
 }  # fmt: skip
 # Written in lower case they are words, too, and rare ones.
 NAMES = """
@@ -58,7 +69,16 @@ billy bailey brad charlie carl collins colorado dutch graham jane johnny kelly k
 morris murphy nancy nelson oxford perry rick roger ruth shanghai soviet spencer ted terry thanksgiving victor
 victoria warren
 """
-WRITTEN |= {name: name.capitalize() for name in NAMES.split()}
+# Names that SCOWL lacks. Such a one was corrected to a word that looks like it.
+MORE_NAMES = """
+rebecca connor malik theo zack kylie miley alexa lebron kanye beyonce rihanna abdullah hassan ibrahim mohammed rahman
+isla li amir andreas hayley mikey mina sami davey jonny gabe luiz magnus ravi rahul rhys nico nicky dani steph elle
+scarlett sofia siobhan niamh aoife ayesha zainab yusuf imran priya anika ananya arjun aisha fatima leila yasmin heathrow
+josé müller zoë chloë chloé noël françois andré rené garcía lópez maría raúl beyoncé björn sofía
+"""
+WRITTEN |= {name: name.capitalize() for name in (NAMES + MORE_NAMES).split()}
+OWN = (INFORMAL + ACCENTED + MORE_NAMES).split()
+CONSTANTS = FILE.parents[1] / "web" / "data" / "constants.json"
 
 
 def spelling(folder: Path) -> dict[str, set[str]]:
@@ -80,9 +100,22 @@ def spelling(folder: Path) -> dict[str, set[str]]:
             (seldom if kind == "upper" and int(size) > SELDOM else found)[key].add(word)
     for key, forms in seldom.items():
         found[key] |= set() if key in found[key] else forms
-    for word in INFORMAL.split():
-        found[word].add(WRITTEN.get(word, word))
     return found
+
+
+def packaged() -> dict[str, set[str]]:
+    """Return the same of the words that the file has."""
+    known = english()[1]
+    return {
+        word: {known.forms.get(word, word)} | ({word.capitalize()} if word in known.both else set())
+        for word in known.words
+    }
+
+
+def with_own(found: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Add our own words."""
+    own = {word: found.get(word, set()) | {WRITTEN.get(word, word)} for word in OWN}
+    return {**found, **own}
 
 
 def frequencies(path: Path) -> dict[str, int]:
@@ -96,13 +129,23 @@ def frequencies(path: Path) -> dict[str, int]:
     }
 
 
+def missing(words: set[str]) -> list[str]:
+    """Return what the table of contractions makes that is no word: such a one would be corrected to another."""
+    made = json.loads(CONSTANTS.read_text("utf-8"))["contractions"].values()
+    return sorted(word for text in made for word in text.split() if word not in words)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scowl", type=Path, help="the folder of lists")
+    parser.add_argument("scowl", type=Path, nargs="?", help="the folder of lists")
+    parser.add_argument("--packaged", action="store_true", help="take the words of the file that is there")
     parser.add_argument("wordfreq", type=Path, help="large_en.msgpack.gz")
     options = parser.parse_args()
-    lists, counted = spelling(options.scowl), frequencies(options.wordfreq)
-    rarity = {word: counted.get(word, UNCOUNTED if word in INFORMAL.split() else 999) for word in lists}
+    if options.packaged == (options.scowl is not None):
+        parser.error("give either the folder of SCOWL's lists or --packaged")
+    lists = with_own(packaged() if options.packaged else spelling(options.scowl))
+    counted = frequencies(options.wordfreq)
+    rarity = {word: counted.get(word, UNCOUNTED if word in OWN else 999) for word in lists}
     words = tuple(sorted(word for word in lists if rarity[word] <= RAREST))
     forms, both = {}, set()
     for word in words:
@@ -113,6 +156,9 @@ def main() -> None:
             both |= {word} if word.capitalize() in written and word.capitalize() != word else set()
         else:  # a name before an abbreviation
             forms[word] = min(written, key=lambda form: (form != word.capitalize(), form))
+    lost = missing(set(words))
+    if lost:
+        parser.error(f"contractions of words that are not there: {', '.join(lost)}")
     frequency = np.array([round(rarity[word] * STEPS / 100) for word in words], np.uint8)
     data = to_bytes(Dictionary(words, frequency, forms, frozenset(both)))
     from_bytes(data, "what was made")

@@ -29,6 +29,7 @@ from keyfed.federated.types import Method
 from keyfed.lab.experiment import runner as comparing
 from keyfed.lab.experiment import tune as tuning
 from keyfed.lab.experiment.tune import parse_search
+from keyfed.model.language_model import preset
 from keyfed.reports import finished, run_page
 from keyfed.reports.finished import Personalisation
 from keyfed.reports.notebook import Compared as Compared
@@ -82,6 +83,7 @@ def configure(
         raise ConfigError("minutes and rounds both say how long to train; leave one of the two out")
     private = {"privacy_epsilon", "privacy_noise"} & {key for key, value in settings.items() if value is not None}
     options = method_options(method or (RECIPE_PRIVATE if private else RECIPE))
+    preset(model)  # an unknown one is said here, not where training begins
     name, settings = _named(data, settings)
     named: dict[str, Value] = {"data.name": name, "model.name": model, "train.seed": seed}
     named |= {} if rounds is None else {"train.rounds": rounds}
@@ -255,6 +257,8 @@ def load_model(run: PathLike, *, module: MakeModule | None = None) -> Trained:
 
 def suggest(model: Trained, text: str, k: int = 3) -> list[str]:
     """Return the k most probable next words after `text`."""
+    if not isinstance(model, Trained):
+        raise ConfigError(f"model is a {type(model).__name__}; expected what keyfed.load_model(RUN) returns")
     return suggestions.suggest(model.spec, model.params, model.vocab, text, k, lines=model.reads_lines)
 
 

@@ -6,7 +6,8 @@
     │   └── TooLittleText       no client has the tokens of one training window
     ├── ShapeMismatch           tensors that do not fit the model
     ├── RunError                a run folder: exists, locked, changed configuration, no valid checkpoint
-    │   └── FolderInUse         another process works in it
+    │   ├── FolderInUse         another process works in it
+    │   └── NoMainGuard         a program that would start its run again in every worker process
     ├── PrivacyError            a privacy budget, guarantee or ledger that cannot be given or trusted
     ├── RankError               a process of a run on several that failed, is missing or fell silent
     ├── DeployError             a certificate, key, process or message of a real federation that is not as it must be
@@ -55,6 +56,10 @@ class RunError(KeyfedError):
 
 class FolderInUse(RunError):
     """A run folder in which another process works."""
+
+
+class NoMainGuard(RunError):
+    """A program that worker processes import and that trains as soon as it is imported."""
 
 
 class PrivacyError(KeyfedError):

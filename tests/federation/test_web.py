@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import socket
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -18,7 +22,7 @@ from keyfed.wire.joined import WEB_SOCKET, Joined, WebTransport
 from keyfed.wire.roster import Roster, is_page
 from tests.faults.deployed import QUICK, federation, last_model, session, small_config, vocabulary, write_texts
 
-from .stand_in import Caller, StandIn
+from .stand_in import Caller, Refusal, StandIn
 
 WORKER = 'const SITE = {"version": "1", "headers": {}, "files": {"index.html": {}}};\n'
 
@@ -109,3 +113,40 @@ def test_pages_and_other_clients_are_members_of_one_sum(server, joined, tmp_path
     simulated, deployed = last_model(tmp_path / "simulated"), last_model(tmp_path / "run")
     for name, p in simulated.items():
         assert float((p - deployed[name]).abs().max()) <= 1e-6, name
+
+
+ABOUT, HOST = b"GET /federation/about HTTP/1.1\r\n", b"host: x\r\n"
+STRANGE = [
+    b"GET /federation/\xff HTTP/1.1\r\n" + HOST + b"\r\n",
+    b"GET http://[ HTTP/1.1\r\n\r\n",
+    b"\x00\xff" * 400 + b"\r\n\r\n",
+    b"POST /federation/enrol HTTP/1.1\r\n" + HOST + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /federation/next HTTP/1.1\r\n" + HOST + b"content-length: -1\r\n\r\n",
+    b"HEAD /federation/about HTTP/1.0\r\n\r\n",
+    ABOUT + HOST + b"upgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+]
+
+
+def test_strangers_add_no_line_to_the_log(server):
+    """Tokens of lone surrogates, requests that are none, no TLS at all: the log stays as it is."""
+    home, address = server
+    log = home.path.parent / "logs" / "web.log"
+    before = log.stat().st_size
+    caller = Caller(address, home.ca)
+    said = {"format": "keyfed-web-enrol-1", "token": "\ud800" * 43, "name": "x", "identity": caller.identity.hex()}
+    text = json.dumps(said, sort_keys=True, separators=(",", ":")).encode()
+    body = json.dumps(said | {"signature": caller.private.sign(text).hex()}).encode()
+    for _ in range(20):
+        with pytest.raises(Refusal) as refused:
+            caller.send("POST", "/federation/enrol", body)
+        assert (refused.value.status, refused.value.error) == (403, "link")
+    host, _, port = caller.host.rpartition(":")
+    for sent in STRANGE:
+        for tls in (True, False):
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 10) as link:
+                talk = caller.tls.wrap_socket(link, server_hostname=host) if tls else link
+                talk.sendall(sent)
+                talk.recv(1000)
+                talk.close()
+    caller.send("GET", "/federation/about")
+    assert log.stat().st_size == before, log.read_text()[-2_000:]

@@ -109,7 +109,9 @@ class Site:
             await app(scope, receive, counted)
             self.sent.append((scope["path"], status, size))
 
-        self._server = uvicorn.Server(uvicorn.Config(recorded, log_level="error", lifespan="off", ws="none"))
+        self._server = uvicorn.Server(
+            uvicorn.Config(recorded, log_config=None, log_level="error", lifespan="off", ws="none")
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
 

@@ -153,6 +153,45 @@ const operations = {
     return { words: lexicon.words, main: [...found.main], own: [...found.own], model: alone };
   },
 
+  // Words in order, each with the word before: what the model with the cache says before it, of the whole lexicon. The
+  // first `history` words are counted only. Then what says the cache after each of `befores`, and what is kept.
+  cached({ vocab, typed, history, logps, befores = [] }) {
+    const personal = new Personal(k), predictor = new Predictor(vocab, {}, tables, "qwerty", personal), { lexicon } = predictor;
+    const spread = mixture.spreadOver(lexicon, EMPTY, null);
+    const byId = (places) => vocab.words.slice(context.SPECIALS.length).map((word) => places(lexicon.place(word)) ?? 0);
+    const seen = typed.map(([word, before], at) => {
+      if (at < history) return void personal.learn(word, before);
+      const logp = Float64Array.from(logps[(at - history) % logps.length]);
+      const model = mixture.lexiconScores(logp, lexicon, spread, k);
+      const { main } = mixture.mixed(model, before, lexicon, [], personal, k);
+      personal.learn(word, before, null, predictor.explained(logp, word, before));
+      return byId((place) => Math.exp(main[place]));
+    });
+    const said = befores.map((before) => {
+      const { p, kappa, paired } = personal.cache.after(before, lexicon);
+      return { p: byId((place) => p.get(place)), kappa, paired };
+    });
+    return { seen: seen.slice(history), said, held: personal.exportJSON() };
+  },
+
+  // A text that is typed key by key: what the cache had explained of it after each key, and what is kept.
+  async explained({ text, settings = {}, logp }, shared) {
+    const sources = { federated: { scores: async () => Float64Array.from(logp) } };
+    const engine = new Engine({ vocab: shared.vocab, forms: {}, tables, sources });
+    let typed = "";
+    const seen = [];
+    for (const key of text) {
+      await engine.strip({ before: typed, settings });
+      if (key === "⌫") typed = typed.slice(0, engine.undo({ before: typed, settings })?.start ?? -1);
+      else {
+        const { start, text: put } = await engine.finish({ before: typed, separator: key, settings });
+        typed = typed.slice(0, start) + put;
+      }
+      seen.push(engine.personal.cache.kept().weighed);
+    }
+    return { seen, held: engine.personal.exportJSON() };
+  },
+
   path: ({ points, n }) => [...resampled(swipeOf(points), n)],
 
   // One predictor, many questions: it has to forget nothing and to remember nothing wrong, as `fresh` ones do.

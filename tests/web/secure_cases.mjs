@@ -28,15 +28,26 @@ const mapOf = (object) => new Map(Object.entries(object).map(([name, text]) => [
 const objectOf = (map) => Object.fromEntries([...map].map(([name, value]) => [name, hex(value)]));
 
 async function openPage(as, opened, kept) {
-  const { name, text, limits = {}, floor, busy = null, budget = null } = opened;
+  const { name, limits = {}, floor, busy = null, budget = null } = opened;
   const values = {
     get: async (key) => structuredClone(kept.get(key)), set: async (key, value) => void kept.set(key, structuredClone(value)),
     delete: async (key) => void kept.delete(key), keys: async () => [...kept.keys()],
   };
   const store = new Store(values);
-  const streams = Object.fromEntries(Object.entries(text).map(([part, ids]) => [part, Int32Array.from(ids)]));
-  const make = async (about) => new Learner(about, streams, { limits: { ...LIMITS, ...limits } });
-  pages.set(as, { kept, opened, session: new Session(name, store, make, { floor, ready: () => busy, budget }) });
+  const page = { kept, opened, trained: [], duringTraining: null };
+  const streams = () => Object.fromEntries(Object.entries(opened.text).map(([part, ids]) => [part, Int32Array.from(ids)]));
+  const make = async (about) => {
+    const learner = new Learner(about, streams(), { limits: { ...LIMITS, ...limits } }), solve = learner.solve.bind(learner);
+    learner.solve = async (...given) => {
+      const done = await solve(...given);
+      page.trained.push(done.tokens);
+      page.duringTraining?.();
+      return done;
+    };
+    return learner;
+  };
+  page.session = new Session(name, store, make, { floor, ready: () => busy, budget });
+  pages.set(as, page);
   return hex((await store.identity()).public);
 }
 
@@ -97,6 +108,22 @@ const operations = {
       throw error;
     }
   })),
+  // The owner changes the text: now, or while the page trains next.
+  change({ name, text, isLater = false }) {
+    const page = pages.get(name), change = () => {
+      page.duringTraining = null;
+      page.opened.text = text;
+      page.session.textChanged();
+    };
+    if (isLater) page.duringTraining = change;
+    else change();
+    return null;
+  },
+  limit({ name, ...limits }) {
+    pages.get(name).session.limit(limits);
+    return null;
+  },
+  trained: ({ name }) => pages.get(name).trained,
   account: ({ name }) => pages.get(name).session.account(),
   // What a page kept under a key is changed, or removed.
   spoil: ({ name, key, to }) => void (to === null ? pages.get(name).kept.delete(key) : pages.get(name).kept.set(key, to)),

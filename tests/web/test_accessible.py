@@ -13,6 +13,7 @@ axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not 
 
 SERIOUS = ("serious", "critical")
 LEAST_CONTRAST = 4.5
+EXPORTED = b'{"format": 1, "words": {}, "pairs": {}, "dictionary": [], "blocked": []}'
 CHECKED = """(only) => axe.run(document, {resultTypes: ["violations"]}).then(({violations, passes}) => ({
   passes: passes.length,
   found: violations.filter(({impact}) => only.includes(impact)).flatMap(({id, help, nodes}) =>
@@ -70,6 +71,9 @@ def test_nothing_serious_in_any_state(page, scheme):
     page.type("nnig")
     page.page.locator(".slot.will-correct").wait_for()
     seen["correction"] = findings(page)
+    page.page.evaluate("document.querySelectorAll('.key').forEach((key) => key.classList.add('pressed'))")
+    seen["pressed keys"] = findings(page)
+    page.page.evaluate("document.querySelectorAll('.key').forEach((key) => key.classList.remove('pressed'))")
     pages = page.page.locator('.key[data-key^="page-"]').evaluate_all("(keys) => keys.map((key) => key.dataset.key)")
     for name in pages:  # of symbols, and whatever else the letters lead to
         page.key(name).click()
@@ -84,7 +88,25 @@ def test_nothing_serious_in_any_state(page, scheme):
     page.page.get_by_text("Keep", exact=True).click()
     page.panel()
     seen["panel"] = findings(page)
+    page.page.get_by_label("Add a word: My dictionary").fill("quetzal")
+    page.press("Enter")
+    page.page.locator("#dictionary li").wait_for()
+    page.page.get_by_label("Add a word: Never suggested").fill("New York")
+    page.press("Enter")
+    page.page.locator("#blocked-note.error").wait_for()
+    exported = {"name": "learnt.json", "mimeType": "application/json", "buffer": EXPORTED}
+    page.page.set_input_files("#import-file", exported)
+    page.page.locator(".question").wait_for()
+    seen["error and question"] = findings(page)
+    page.page.get_by_text("Cancel").click()
     page.close_panel()
+    page.page.set_viewport_size({"width": 1280, "height": 800})
+    page.page.evaluate(
+        "() => { notice.hidden = false; notice.classList.add('error'); notice.textContent = 'No suggestions: why.'; }"
+    )
+    seen["a wide window with a notice"] = findings(page)
+    page.page.evaluate("() => { notice.hidden = true; notice.classList.remove('error'); notice.textContent = ''; }")
+    page.page.set_viewport_size({"width": 390, "height": 844})
     assert {state: found for state, found in seen.items() if found} == {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -9,6 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from safetensors.numpy import load
 from keyfed import __version__
 from keyfed.deploy.certificates import SERVER_CERT, make_certificates
 from keyfed.deploy.homes import ServerHome
-from keyfed.deploy.links import make_links
+from keyfed.deploy.links import FIELDS, make_links
 from keyfed.deploy.processes import Processes
 from keyfed.deploy.web import start_web
 from keyfed.errors import KeyfedError
@@ -31,6 +33,7 @@ from keyfed.run.plan import with_limits
 from keyfed.run.remote.train import train_deployed
 from keyfed.wire.joined import WEB_SOCKET, Joined, WebTransport
 from keyfed.wire.messages import unpack
+from keyfed.wire.pages import REASONS
 from keyfed.wire.roster import Roster, is_page
 from keyfed.wire.transport import Answer, Lost, Post, Transport
 from tests.faults.deployed import QUICK, federation, small_config, vocabulary, write_texts
@@ -131,7 +134,7 @@ def test_before_consent_nothing_is_kept_and_no_server_is_asked(member, server):
     member.type("good morning everybody\nthank you very much\n")
     member.page.wait_for_timeout(300)
     assert member.page.evaluate("indexedDB.databases()") == []
-    assert member.page.evaluate("Object.keys(localStorage)") != ["keyfed.federated"]
+    assert "keyfed.federated" not in member.page.evaluate("Object.keys(localStorage)")
     assert [url for url in member.requests if "/federation/" in url] == []
     member.panel()
     expect(member.page.locator("#join")).to_be_disabled()
@@ -236,6 +239,54 @@ def outside(visit: Visit, server: Server) -> list[str]:
     return [url for url in visit.requests if url not in own]
 
 
+class Heard:
+    """What a page says to the endpoint: path, headers and body of every request."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        visit.context.on("request", self._heard)
+
+    def _heard(self, request: Any) -> None:
+        path = request.url.partition("/federation/")[2]
+        if path:
+            self.requests.append((path, request.headers, request.post_data_buffer or b""))
+
+    def more(self, text: str, reasons: set[str]) -> list[str]:
+        """Return what is said beyond the protocol: a header, a body, another reason, words of a text."""
+        words = text.lower().split()
+        secrets = {f"{a} {b}".encode() for a, b in pairwise(words)}
+        secrets |= {secret.hex().encode() for secret in secrets}
+        found = []
+        for path, headers, body in self.requests:
+            said = {name: value for name, value in headers.items() if name.startswith("keyfed") or name in STRANGE}
+            reason, error = said.pop("keyfed-reason", None), said.pop("keyfed-error", None)
+            found += [f"{path}: {name}" for name in said.keys() - SPOKEN[path]]
+            found += [f"{path}: keyfed-reason {reason}"] if reason is not None and reason not in reasons else []
+            found += [f"{path}: {error}"] if error is not None and (path != "answer" or error not in REASONS) else []
+            if path == "enrol":
+                found += [] if json.loads(body).keys() == FIELDS else [f"{path}: other fields"]
+            elif path == "answer" and error is None:
+                head = unpack(body)[0] if body else None
+                found += [] if head is not None and head.keys() <= HEADS else [f"{path}: {head}"]
+            elif body:
+                found.append(f"{path}: a body")
+            raw = b"\n".join([*(value.encode() for value in headers.values()), body]).lower()
+            found += [f"{path}: {secret!r}" for secret in secrets if secret in raw]
+        return found
+
+
+STRANGE = {"cookie", "x-leak"}
+SPOKEN: dict[str, set[str]] = {
+    "about": set(), "enrol": set(), "next": {"keyfed-sum", "keyfed-id"}, "answer": {"keyfed-sum", "keyfed-id"},
+    "leave": {"keyfed-sum"},
+}  # fmt: skip
+HEADS = {
+    "run", "round", "attempt", "parcels", "keys", "shares", "accuses", "evidence", "proof", "hide_among", "step",
+    "name",
+}  # fmt: skip
+NOT_SENT = "the page's owner did not send this upload"
+
+
 class Said:
     """A listener that hears nothing."""
 
@@ -290,39 +341,58 @@ def join(server: Server, visit: Visit, name: str, folder: Path) -> None:
 
 def test_it_takes_part_and_only_masked_sums_leave(member, server, tmp_path):
     """Two rounds with four Python clients; the final model comes, is looked at, and is in the strip."""
+    heard = Heard(member)
     join(server, member, "tab", tmp_path)
     expect(note(member)).to_have_text("Joined as tab.")
     member.page.locator("input[name=preview]").check()
     previews: list[str] = []
 
     def decide(recorded: Recorded) -> None:
-        """Look at every upload before it is sent; do not send the last one, which counts the validation text."""
+        """Look at every upload before it is sent; forget lines at the second, and do not send the fourth."""
         if not member.page.locator("#send").is_visible():
             return
         previews.append(member.page.text_content("#sent"))
-        assert len(recorded.uploads()) == min(len(previews), 4) - 1, "nothing is sent before it is looked at"
-        member.page.click("#send" if len(previews) != 4 else "#do-not-send")
+        looked_at = sum(n in (1, 3, 5) for n in range(1, len(previews)))
+        assert len(recorded.uploads()) == looked_at, "nothing is sent before it is looked at"
+        if len(previews) == 2:
+            forget_lines(member, 10)
+        else:
+            member.page.click("#send" if len(previews) != 4 else "#do-not-send")
         expect(member.page.locator("#send")).to_be_hidden()
 
     found, recorded = federate(server, member, "tab", tmp_path, 2, decide)
     assert [found["rounds"], found["abandoned"]] == [2, 0]
-    assert len(recorded.uploads()) == 4  # calibration, two rounds, the test; not the validation
+    assert len(recorded.uploads()) == 3  # calibration, the second round, the test
     lost = [answer for _, answer in recorded.answers if isinstance(answer, Lost)]
-    assert [(one.reason, one.detail) for one in lost] == [("not now", "the page's owner did not send this upload")]
+    assert [(one.reason, one.detail) for one in lost] == [("not now", NOT_SENT)] * 2
     assert recorded.answers[-1][0] == "bye"
     assert all("waits for your word" in preview for preview in previews)
     assert "round 1, calibration" in previews[0]
     assert "round 2, upload" in previews[2]
-    assert re.search(r"Trained on[0-9]+ tokens", previews[2])
+    trained = [int(re.search(r"Trained on([0-9]+) tokens", previews[n])[1]) for n in (0, 1, 2)]
+    assert trained[0] == trained[1] > trained[2] + 20  # what was forgotten is trained no more
     assert recorded.uploads()[-1].tobytes()[:16].hex() in previews[-1]  # what was shown is what was sent
     assert recorded.unmasked() == []
     assert outside(member, server) == []
+    assert heard.more((tmp_path / "texts").joinpath("client-0.txt").read_text(), {NOT_SENT}) == []
+    assert {path for path, _, _ in heard.requests} == {"about", "enrol", "next", "answer"}
     expect(member.page.locator("#sent")).to_contain_text("5 clients; the sum opens with")
     said = "1 run without differential privacy, of which no ε is claimed"
     expect(member.page.get_by_label("Federation", exact=True)).to_contain_text(said)
     expect(note(member)).to_have_text("The strip is of the federation's model now (its final model).", timeout=LOADED)
     assert "cat" in words_after(member, "the ")  # of the run's vocabulary; the model that the page came with has none
     assert [key for key in member.page.evaluate(STORED)["names"]["client"] if key == "identity"]
+
+
+def forget_lines(member: Visit, count: int) -> None:
+    """Forget the newest lines, at one stroke: each ends what is being made of the text."""
+    member.page.click("#show-lines")
+    lines = member.page.locator("#kept-lines li")
+    lines.first.wait_for()
+    before = lines.count()
+    clicks = "n => [...document.querySelectorAll('#kept-lines li button')].slice(0, n).forEach((one) => one.click())"
+    member.page.evaluate(clicks, count)
+    expect(lines).to_have_count(before - count)
 
 
 def words_after(member: Visit, typed: str) -> list[str]:
@@ -415,6 +485,34 @@ def test_stop_leave_and_forget(member, server):
     assert member.page.evaluate(STORED)["records"] == 0
 
 
+def test_what_one_tab_forgets_another_does_not_train_on(member, server):
+    """The other tab forgets the lines, the key they were sealed with, and what stands in its field."""
+    if not member.page.locator("#panel.open").count():
+        member.panel()
+    member.page.locator("input[name=consent]").check()
+    member.page.click("#forget-kept")
+    member.page.click("#forget-kept")
+    expect(kept(member)).to_have_text("0 lines of at most 4,000")
+    second = member.context.new_page()
+    second.goto(server.address)
+    second.locator("html[data-state=ready]").wait_for(state="attached")
+    second.focus("#text")
+    second.keyboard.press("Control+a")
+    second.keyboard.type("we feel happy today\nof this no line is kept")
+    expect(second.locator("#panel-body dd").first).to_have_text("1 lines of at most 4,000")
+    member.page.click("#forget-all")
+    member.page.click("#forget-all")
+    expect(kept(member)).to_have_text("0 lines of at most 4,000")
+    expect(second.locator("#panel-body dd").first).to_have_text("0 lines of at most 4,000")
+    second.keyboard.type("\ngood morning to all\n")
+    expect(second.locator("#panel-body dd").first).to_have_text("1 lines of at most 4,000")
+    member.page.click("#show-lines")
+    expect(member.page.locator("#kept-lines .word")).to_have_text(["good morning to all"])
+    second.close()
+    member.page.locator("input[name=consent]").uncheck()
+    member.close_panel()
+
+
 TYPED = "document.getElementById('text').addEventListener('input', ({target: {value}}) => {"
 LEAKS = {  # in federated/page.mjs, when its name is typed; the worker's goes to the page's own server
     "fetch": "fetch('ELSEWHERE?fetch', {mode: 'no-cors'}).catch(() => 0)",
@@ -433,11 +531,16 @@ PLAIN = [  # in secure/member.mjs: no mask is added
 def test_every_leak_is_noticed(trusting, server, tmp_path):
     """The checks above are worth it: without its policy a page that leaks fails them, in whatever way it does."""
     leaky = Visit(trusting, server, bypass_csp=True)
+    heard = Heard(leaky)
     elsewhere = server.address.replace("127.0.0.1", "localhost")
     leaks = [f"{TYPED} if (value.endsWith('{name}')) {{ {leak}; }} }});" for name, leak in LEAKS.items()]
     changes = {
         "federated/page.mjs": [("const about =", "\n".join([*leaks, "const about ="]).replace("ELSEWHERE", elsewhere))],
         "secure/member.mjs": PLAIN,
+        "federated/text.mjs": [("  async add(lines) {", "  async add(lines) {\n    self.leak = btoa(lines[0]);")],
+        "federated/endpoint.mjs": [
+            ('"keyfed-sum": sum,', '"keyfed-sum": sum, ...(self.leak && { "keyfed-reason": self.leak }),')
+        ],
     }
     for path, replaced in changes.items():
         text = (WEB / path).read_text("utf-8")
@@ -454,6 +557,7 @@ def test_every_leak_is_noticed(trusting, server, tmp_path):
     assert outside(leaky, server) == []
     _, recorded = federate(server, leaky, "leaky", tmp_path, 1, lambda recorded: None)
     assert recorded.unmasked()
+    assert any("keyfed-reason" in line for line in heard.more("", set()))
     leaky.close_panel()
     for name in LEAKS:
         leaky.page.locator("#text").fill("")

@@ -75,6 +75,25 @@ def test_a_correction_that_was_taken_back_for_an_address_is_not_learnt(keyboard)
     assert set(keyboard.stored()["keyfed.personal"]["words"]) == {"thank"}
 
 
+# ---------------------------------------------------------------- what a blank mends
+
+
+@pytest.mark.parametrize(
+    ("typed", "text"),
+    [("thank dont ", "thank don't "), ("im ", "I'm "), ("thank youre ", "thank you're "),
+     ("see london and monday ", "see London and Monday "), ("in new york ", "in new york "),
+     ("my sister zoë ", "my sister Zoë "),
+     ("please open thewindow ", "please open the window "), ("see alot ", "see a lot "), ("thankyou ", "thank you ")],
+)  # fmt: skip
+def test_what_a_phone_types_without_marks_capitals_and_blanks(keyboard, typed, text):
+    """Contractions, names, two words run together; backspace gives back what was typed."""
+    keyboard.type(typed)
+    settled(keyboard, text)
+    if text != typed:
+        keyboard.press("Backspace")
+        expect(text_of(keyboard)).to_have_value(re.compile(f"{re.escape(typed.split()[-1])} $"))
+
+
 # ---------------------------------------------------------------- capitals
 
 
@@ -120,11 +139,18 @@ def test_shift_counts_for_the_strip_and_for_swipes(keyboard):
 
 def test_a_cursor_inside_a_word_asks_about_all_of_it(keyboard):
     """What is shown takes the place of the whole word, and nothing is announced that a blank would not do."""
-    keyboard.type("how was school")
-    for _ in "chool":
-        keyboard.press("ArrowLeft")
-    expect(keyboard.slot("middle")).to_have_text("school")
+    keyboard.type("thank yuo")  # of which "yu" would be corrected
+    expect(keyboard.page.locator(".slot.will-correct")).to_have_text("you")
+    keyboard.press("ArrowLeft")
     expect(keyboard.page.locator(".slot.will-correct")).to_have_count(0)
+    expect(keyboard.slot("left")).to_have_text("yuo")
+    keyboard.press("Control+a")
+    keyboard.type("please open")  # "o" alone would be another word
+    expect(keyboard.slot("middle")).to_have_text("open")
+    for _ in "pen":
+        keyboard.press("ArrowLeft")
+    keyboard.page.wait_for_timeout(300)
+    expect(keyboard.slot("middle")).to_have_text("open")
     keyboard.press("Control+a")
     keyboard.type("good mornong everybody")
     for _ in range(len("nong everybody")):
@@ -313,6 +339,14 @@ def test_copy_and_share(keyboard):
     keyboard.type("thank you")
     page.click("#copy")
     expect(page.locator("#live")).to_have_text("Copied")
+    page.focus("#text")
+    keyboard.press("Control+a")
+    keyboard.press("Delete")
+    page.click("#copy")
+    expect(page.locator("#live")).to_have_text("Nothing to copy")
+    assert page.evaluate("() => navigator.clipboard.readText()") == "thank you"
+    page.focus("#text")
+    keyboard.type("thank you")
     assert page.evaluate("() => navigator.clipboard.readText()") == "thank you"
     page.evaluate("() => { navigator.share = async (what) => { window.shared = what; }; }")
     page.evaluate("async () => { (await import('/page/handover.mjs')).handOver({area: text, copy, share, say() {}}); }")

@@ -65,7 +65,7 @@ def by_torch(spec, stored, texts):
 )
 def test_every_preset_says_what_pytorch_says(name, tmp_path):
     spec, weights = spec_and_weights(name, 300)
-    texts = np.random.default_rng(1).integers(EOS, spec.vocab, (2, 9)).astype(np.int32)
+    texts = np.random.default_rng(1).integers(EOS, spec.vocab, (2, 20)).astype(np.int32)
     for stored in ({k: v.astype(np.float32) for k, v in weights.items()}, quantise(weights)):
         if spec.hidden > 1_000 and stored["embedding.weight"].dtype != np.int8:
             continue  # 55 MB: in eight bits only

@@ -474,6 +474,26 @@ def test_the_keys_can_be_used_without_a_pointer(keyboard):
     expect(keyboard.page.locator(".key:focus")).to_have_attribute("data-key", "a")
     keyboard.press("Enter")
     expect(text_of(keyboard)).to_have_value("A")
+    expect(keyboard.key("a")).to_be_focused()  # or each letter would be a walk from the start
+    keyboard.press("Enter")
+    expect(text_of(keyboard)).to_have_value("Aa")
+    keyboard.press("ContextMenu")
+    expect(keyboard.page.locator(".bubble.chosen")).to_have_text("à")
+    expect(keyboard.page.locator("#live")).to_contain_text("à, ")
+    keyboard.press("ArrowRight")
+    keyboard.press("Enter")
+    expect(text_of(keyboard)).to_have_value("Aaá")
+    keyboard.press("Shift+F10")
+    keyboard.press("Escape")
+    keyboard.press("Space")
+    expect(text_of(keyboard)).to_have_value("Aaáa")
+    keyboard.key("page-symbols").focus()
+    keyboard.press("Enter")
+    keyboard.key(" ").focus()
+    keyboard.press("Enter")
+    expect(keyboard.key(" ")).to_be_focused()
+    expect(keyboard.key("q")).to_be_visible()
+    assert keyboard.page.locator('.key[tabindex="0"]').count() == 1
 
 
 def test_names_for_screen_readers(keyboard):

@@ -52,6 +52,8 @@ def test_only_the_coming_correction_is_coloured(keyboard):
         }"""
     )
     expect(keyboard.page.locator("#two .will-correct")).to_have_text(["going"])
+    spoken = keyboard.page.locator("#two .slot").evaluate_all("(slots) => slots.map((slot) => slot.ariaLabel)")
+    assert spoken == ["doing", "going, correction", "No right suggestion"]
     keyboard.page.evaluate("() => document.getElementById('two').remove()")
 
 

@@ -195,9 +195,14 @@ def test_messages_wait_for_each_other_and_old_runs_are_let_go(browser, tmp_path)
         if isinstance(handler, Page) and post.kind == "hello" and not found:
             found["hello"], body = True, post.body.hex()
             browser("open", name="twice", text=texts[client], floor=3)
+            browser("limit", name="twice", floor=9, budget=None)
             twice = browser("both", name="twice", kind="hello", bodies=[body, body])
             serials = [unpack(bytes.fromhex(one))[0]["keys"]["serial"] for one in twice]
             assert len(set(serials)) == 2
+            assert {unpack(bytes.fromhex(one))[0]["hide_among"] for one in twice} == {9}
+            browser("limit", name="twice", floor=3, budget=1.0)  # of a run without noise no ε is claimed
+            (poor,) = browser("both", name="twice", kind="hello", bodies=[body])
+            assert poor.startswith("over budget: this run has no differential privacy")
             browser("open", name="many", text=texts[client], floor=3)
             for n in range(25):
                 browser("handle", name="many", kind="hello", body=changed(post.body, put("run", to=f"run {n}")).hex())
@@ -218,6 +223,31 @@ def test_messages_wait_for_each_other_and_old_runs_are_let_go(browser, tmp_path)
     assert len(said) == 1, "the second of two trainings finds its keys used"
     assert "used or gone" in said[0]
     assert result["rounds"] == 2
+
+
+@pytest.mark.parametrize("when", ["before its upload", "while it trains"])
+def test_text_that_is_forgotten_in_a_round_is_trained_and_sent_no_more(browser, tmp_path, when):
+    """What was made of it does not leave; from the next message on the page trains on what is left."""
+    name, texts, changed = "client-3.txt", {}, []
+    kind = "upload" if when == "before its upload" else "train"
+
+    def fault(client, post, handler):
+        if not changed and isinstance(handler, Page) and post.kind == kind:
+            left = {**texts[name], "train": texts[name]["train"][: len(texts[name]["train"]) // 2]}
+            browser("change", name=name, text=left, isLater=kind == "train")
+            changed.append(kind)
+        return deliver(client, post, handler)
+
+    _, result, transport, _ = run(browser, tmp_path, "fedavg", [name], fault=fault, texts=texts, rounds=2)
+    assert len(changed) == 1
+    tokens = browser("trained", name=name)
+    assert tokens[0] > 1.5 * tokens[-1]
+    assert [result["rounds"], result["abandoned"]] == [2, 0]
+    ((reason, detail),) = transport.handlers[name].refused
+    assert (reason, detail) in [
+        ("restarted", "this page has nothing trained; it may have been reloaded"),
+        ("not now", "the page's owner has changed the text meanwhile"),
+    ]
 
 
 def test_an_upload_beyond_the_runs_bound_is_not_sent(browser, tmp_path):

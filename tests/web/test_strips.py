@@ -111,7 +111,7 @@ REFUSED: list[dict[str, Any]] = [
     {"words": {"": 1}}, {"words": {"a b": 1}}, {"words": {LONG: 1}}, {"words": {"a\x00": 1}},
     {"words": {"a\ud800": 1}}, {"words": {"a\u200b": 1}}, {"words": {"😀" * 41: 1}}, {"pairs": {"a": {"b": []}}},
     {"pairs": {"a b": {"b": 1}}}, {"dictionary": [3]}, {"dictionary": [""]}, {"blocked": [None]},
-    {"blocked": ["\x85"]}, {"words": MANY, "pairs": {"a": MANY}},
+    {"blocked": ["\x85"]}, {"words": MANY, "pairs": {"a": MANY}}, {"cache": None}, {"cache": {}},
 ]  # fmt: skip
 
 
@@ -133,6 +133,7 @@ def test_imports_are_taken_or_refused_whole() -> None:
         assert "\n" not in error
         assert json.loads(answer["held"]) == {
             **NOTHING, "words": {"kept": 1}, "pairs": {"": {"kept": 1}}, "blocked": ["never"],
+            "cache": {"words": {"kept": 20}, "pairs": {"": {"kept": 20}}, "age": 1, "weighed": [[1, 10], [1, 10]]},
         }  # fmt: skip
 
 
@@ -422,6 +423,7 @@ def typed_with_switches(*steps: str) -> dict[str, Any]:
 def test_what_was_written_incognito_is_not_learnt_even_as_the_word_before() -> None:
     for name in ("incognito", "learn"):
         held = typed_with_switches(f"!{name}", "quetzal quetz", f"!{name}", "alish hello world ")
+        assert held.pop("cache")["words"] == {"hello": 20, "world": 20}
         assert held == {
             **NOTHING,
             "words": {"hello": 1, "world": 1},

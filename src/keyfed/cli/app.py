@@ -7,6 +7,7 @@ imported by the verbs, not here: `keyfed --help` answers at once.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import platform
 import sys
@@ -245,6 +246,7 @@ def main() -> None:
     import click
 
     command = plainly(typer.main.get_command(app))
+    _write_what_can_be_written()
     sleep_soon()
     if not leads():
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # open as long as the process
@@ -264,9 +266,20 @@ def main() -> None:
             raise
         where = f"{e.filename}: " if e.filename else ""
         code = complain(f"{where}{e.strerror}{space_advice(e)}", "system")
+    except ModuleNotFoundError as e:
+        if e.name != "torch":
+            raise
+        code = complain(f"PyTorch is not installed; {sys.executable} -m pip install torch", "system")
     except (click.Abort, KeyboardInterrupt):
         code = 130
     sys.exit(code or 0)
+
+
+def _write_what_can_be_written() -> None:
+    """Let a stream that is not UTF-8 (redirected on Windows) print ? for what it cannot hold, and end no command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
 
 
 class PlainFormatter(click.HelpFormatter):

@@ -18,7 +18,7 @@ from typing import Literal
 import typer
 
 from keyfed.cli.options import JsonOption, print_json
-from keyfed.system import EXTRAS, missing_of, usable_cores
+from keyfed.system import EXTRAS, missing_of, node_program, usable_cores
 
 LEAST_MEMORY, LEAST_DISK = 2 << 30, 1 << 30  # bytes that the built-in examples fit into
 KEYBOARD_PORT, SERVER_PORT = 8017, 9092
@@ -46,7 +46,7 @@ def examine() -> Iterator[Symptom]:
     """Look at the machine, one thing after another; nothing is changed and nothing leaves it."""
     yield _cores()
     yield _memory()
-    yield from (_disk(place) for place in _places())
+    yield from map(_disk, _places())
     yield _gpu()
     yield _node()
     yield _browser()
@@ -90,12 +90,17 @@ def _memory() -> Symptom:
     return Symptom("memory", "fails" if short else "ok", f"{free / 2**30:.1f} GiB free", remedy)
 
 
-def _places() -> list[Path]:
-    """Where runs, keys and encoded text are written: this folder, and the home."""
-    return list(dict.fromkeys((Path.cwd(), Path.home())))
+def _places() -> list[Path | None]:
+    """Where runs, keys and encoded text are written: this folder, None if it was deleted, and the home."""
+    here = None
+    with suppress(OSError):
+        here = Path.cwd()
+    return list(dict.fromkeys((here, Path.home())))
 
 
-def _disk(place: Path) -> Symptom:
+def _disk(place: Path | None) -> Symptom:
+    if place is None:
+        return Symptom("disk of this folder", "fails", "the folder is not there any more", "go to one that exists")
     what = f"disk of {place}"
     try:
         free = shutil.disk_usage(place).free
@@ -111,7 +116,11 @@ def _gpu() -> Symptom:
     try:
         import torch
     except ImportError:
-        return Symptom("PyTorch", "fails", "not installed", "pip install torch")
+        return Symptom("PyTorch", "fails", "not installed", f"{sys.executable} -m pip install torch")
+    except OSError as error:  # a library of its that cannot be loaded
+        return Symptom(
+            "PyTorch", "fails", f"damaged ({error})", f"{sys.executable} -m pip install --force-reinstall torch"
+        )
     if torch.cuda.is_available():
         return Symptom("GPU", "ok", torch.cuda.get_device_name(0))
     driver = shutil.which("nvidia-smi")
@@ -120,8 +129,6 @@ def _gpu() -> Symptom:
 
 
 def _node() -> Symptom:
-    from keyfed.keyboard.session import node_program
-
     found = node_program()
     remedy = "install Node.js, or pip install 'keyfed[node]': suggest and evaluate --keyboard correct words with it"
     return Symptom("node", "ok", found) if found else Symptom("node", "missing", "not installed", remedy)

@@ -237,7 +237,8 @@ def client(
         place.settings()  # said if it is no home
         place.pause(pause)
         on = f"keyfed client --resume{home_option(place.path)}"
-        typer.echo(f"paused; go on with: {on}" if pause else "taking part again")
+        said = f"paused; go on with: {on}" if pause else "taking part again"
+        print_json({"paused": pause}) if as_json else typer.echo(said)
     elif status:
         found = _status(place)
         print_json(found) if as_json else typer.echo("\n".join(f"{k}: {v}" for k, v in found.items()))

@@ -242,8 +242,9 @@ def _run_or_base() -> Path:
 
 def suggest(
     run: RunArgument,
-    text: Annotated[
-        str | None, typer.Argument(help="Whole words typed so far, for the next ones; without it, type and see.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TEXT]", help="Whole words typed so far, for the next ones; without it, type and see."),
     ] = None,
     count: Annotated[int, typer.Option("-k", help="How many suggestions; without TEXT at most 3.", min=1)] = 3,
     as_json: JsonOption = False,
@@ -274,18 +275,24 @@ def suggest(
     def words_after(before: str) -> list[str]:
         return suggest_words(trained.spec, trained.params, trained.vocab, before, count, lines=trained.reads_lines)
 
-    if text is not None:
-        words = words_after(text)
-        print_json({"text": text, "suggestions": words}) if as_json else typer.echo("\n".join(map(harmless, words)))
+    if words:
+        text = " ".join(words)
+        found = words_after(text)
+        print_json({"text": text, "suggestions": found}) if as_json else typer.echo("\n".join(map(harmless, found)))
         return
     if count > 3:
         raise ConfigError(f"-k {count}: the strip above a keyboard has three words; give a text for more")
+    from keyfed.keyboard.compact import counts_for_page
     from keyfed.keyboard.export import spelling_of
-    from keyfed.keyboard.session import TypedLine, keyboard_of, node_program
+    from keyfed.keyboard.session import TypedLine, keyboard_of
+    from keyfed.system import node_program
 
     keyboard = None
     if trained.vocab.kind == "word" and node_program() is not None:
-        keyboard = keyboard_of(trained, *spelling_of(trained, load_base() if is_base(run) else None))
+        base = load_base() if is_base(run) else None
+        private = trained.config.privacy.on
+        counts = base.counts if base else counts_for_page(trained.folder, len(trained.vocab), private=private)[0]
+        keyboard = keyboard_of(trained, *spelling_of(trained, base), counts)
     if keyboard is None and trained.vocab.kind == "word":
         say("node is not installed: next words only, no completion or correction (pip install 'keyfed[node]')")
     if sys.stdin.isatty() and has_raw_terminal():
@@ -296,6 +303,6 @@ def suggest(
         return
     for raw in sys.stdin.buffer:
         before = raw.decode("utf-8", "replace").rstrip("\r\n")
-        words = (words_after(before) if keyboard is None else suggestions_of(keyboard.suggest(before)))[:count]
-        one = json.dumps({"text": before, "suggestions": words}) if as_json else "\t".join(map(harmless, words))
+        found = (words_after(before) if keyboard is None else suggestions_of(keyboard.suggest(before)))[:count]
+        one = json.dumps({"text": before, "suggestions": found}) if as_json else "\t".join(map(harmless, found))
         typer.echo(one)

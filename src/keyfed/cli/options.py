@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value for any option; a bare key is the method's.")
 ]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="TOML file with [data] [model] [method] [train].")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 RunArgument = Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN")]
 Named = dict[str, Any]  # values of configuration keys; None where the caller gave none
 NONE: Named = {}
@@ -118,6 +119,7 @@ def configure(
     from keyfed.federated.methods import method_options
 
     if method is not None:
+        _refuse_text(method)
         method_options(method)  # an unknown method is said first
     document = read_document(config) if config is not None else {}
     if recipe and method is None and (config is not None or base is None) and not _names_method(document):
@@ -140,6 +142,15 @@ def configure(
         if value is not None:
             made = set_value(made, key, value)
     return check(apply_settings(made, settings or []))
+
+
+def _refuse_text(method: str) -> None:
+    """Refuse a corpus or a path that stands where a method is expected."""
+    from keyfed.federated.methods import METHODS
+    from keyfed.text.catalogue import NAMED
+
+    if method not in METHODS and (method in NAMED or Path(method).expanduser().exists()):
+        raise ConfigError(f"{method} is no method but text to train on; did you mean --data {shlex.quote(method)}?")
 
 
 def whole_key(key: str) -> str:
@@ -202,4 +213,22 @@ def explain(error: Any) -> str:
         got = message.split("'")[1]
         return f'command "{got}" is not known{nearest(got, commands)}. Commands: {", ".join(commands)}.'
     where = getattr(context, "command_path", "keyfed")
+    asked = str(getattr(error, "option_name", ""))
+    if message.startswith("No such option"):
+        key = _set_key(context, asked.strip("-").replace("-", "_"))
+        if key is not None:
+            return f"{asked} is no option of its own; write --set {key}=VALUE. See `{where} --help`."
+        message = message.partition(". Did you mean '--help'")[0]
     return f"{message}. See `{where} --help`."
+
+
+def _set_key(context: Any, name: str) -> str | None:
+    """Return what the `--set` of a command calls an option; None if it has none, or a flag of its own for it."""
+    flags = {flag for one in getattr(getattr(context, "command", None), "params", ()) for flag in one.opts}
+    if "--set" not in flags or f"--{name.replace('_', '-')}" in flags:
+        return None
+    from keyfed.federated.methods import METHODS
+
+    if any(name in method.options for method in METHODS.values()):
+        return name
+    return next((f"{section}.{name}" for section, kind in SECTIONS.items() if name in hints_of(kind)), None)

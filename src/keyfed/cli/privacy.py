@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -202,4 +202,16 @@ def audit_text(found: Mapping[str, Any], run: Path) -> str:
     seen = [f"{f['level']}: {f['check']}: {f['text']}" for f in found["findings"] if f["level"] in levels]
     against = [f"contradicted: {reason}" for reason in found["contradictions"]]
     stands = "the claim is contradicted" if against else "nothing that was measured contradicts the claim"
-    return "\n".join([*against, *seen, f"{found['verdict']}: {stands}; see {run / 'audit.md'}"])
+    return "\n".join([*against, *seen, *_attacked(found), f"{found['verdict']}: {stands}; see {run / 'audit.md'}"])
+
+
+def _attacked(found: Mapping[str, Any]) -> Iterator[str]:
+    """Say what the attacks found, whatever is claimed: a run that claims nothing is not contradicted by anything."""
+    for cell in (found.get("canaries") or {}).get("cells", ()):
+        yield (
+            f"canaries of {cell['users']} clients, {cell['copies']} times in each: {cell['in_beam']} of "
+            f"{cell['canaries']} found by a search, {cell['median']:.1f} bits of exposure at the median (chance: 1)"
+        )
+    for what, got in (found.get("membership") or {}).items():
+        between = "{:.2f} to {:.2f}".format(*got["auc_interval"])
+        yield f"membership of a {what}: AUC {got['auc']:.2f} ({between}; chance: 0.5)"

@@ -69,8 +69,8 @@ def server(
 
     With --web browsers take part as well: it serves the keyboard's federated page, whose text stays in the browser. A
     page joins by a one-time link (`keyfed enroll --link`), and is a member of the same secure sums as other clients.
-    The page's hash is printed; each page shows its own, so that people can compare them. docs/browsers.md says what
-    is to be trusted.
+    The hash of the page's code is printed; each page shows its own, wherever it is installed, so that people can
+    compare them. docs/browsers.md says what is to be trusted.
 
       keyfed server --make-certificates --host 0.0.0.0 --name fl.example.org
 
@@ -150,7 +150,7 @@ def _pages(place: ServerHome, web: str, page: Path, origin: str | None) -> Calla
     def start(processes: Processes) -> Iterable[str]:
         address = start_web(processes, place, host, port, MODULE, folder, elsewhere)
         about = page_of(folder)
-        yield f"pages: {elsewhere or address}, version {about.version}; a page shows this hash: {about.hash}"
+        yield f"pages: {elsewhere or address}, version {about.version}; a page of this code shows the hash {about.hash}"
         yield f"   browsers trust the server after ca.crt is installed ({address}/keyfed.crt), SHA-256:"
         yield f"   {fingerprint(place.ca)}"
         enroll = f"keyfed enroll --link{home_option(place.path)}"

@@ -239,6 +239,8 @@ def _train(
     from keyfed.run.loop import train as run_training
 
     folder = out or default_out(resolved, resume)
+    if resume and out is None and not folder.exists():
+        say(f"{folder} holds no run yet: a new one starts there; --out says which run goes on")
     narrator.wait(f"reading {resolved.data.name}")
     with ExitStack() as stack:
         listener: Listener = narrator

@@ -152,6 +152,15 @@ def names_by_key(home: ServerHome) -> dict[str, str]:
     return {entry.node_key: name for name, entry in enrolled_in(home).items()}
 
 
+def state_of(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with a file that is replaced as a whole; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 class KnownKeys:
     """The enrolled clients, by name and by the sum of their node keys; parsed again only when the roster changes."""
 
@@ -177,11 +186,7 @@ class KnownKeys:
         return bytes.fromhex(entry.identity) if entry is not None and is_page(entry) else None
 
     def _look(self) -> None:
-        try:
-            found = self._home.roster.stat()
-            state: tuple[int, ...] | None = (found.st_mtime_ns, found.st_size, found.st_ino)
-        except FileNotFoundError:
-            state = None
+        state = state_of(self._home.roster)
         if state != self._state:  # looked at first: what changes in between is read again
             self._names, self._entries = names_by_key(self._home), enrolled_in(self._home)
             self._state = state
@@ -322,7 +327,7 @@ def verify_document(document: Mapping[str, Any], where: str) -> bytes:
     try:
         identity, signature = bytes.fromhex(document["identity"]), bytes.fromhex(document["signature"])
         ed25519.Ed25519PublicKey.from_public_bytes(identity).verify(signature, _signed(document))
-    except (InvalidSignature, ValueError, KeyError, TypeError):
+    except (InvalidSignature, ValueError, KeyError, TypeError, RecursionError):
         raise DeployError(f"{where} is not signed by the identity it names: it was altered") from None
     return identity
 

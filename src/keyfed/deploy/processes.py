@@ -8,7 +8,9 @@ mark in its environment that all its descendants inherit, so that even those tha
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import logging
 import os
 import secrets
 import signal
@@ -23,10 +25,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from keyfed import files, system
-from keyfed.errors import DeployError
+from keyfed.errors import DeployError, cut
 from keyfed.files import write_atomically
 
 CONNECT_SECONDS = 3.0
@@ -34,6 +36,8 @@ MARK = "KEYFED_PROCESSES"
 PIDS = "processes.json"
 PATIENCE = 8.0  # seconds between asking a process to end and ending it
 LOG_TAIL = 4000
+MOST_LOG = 1 << 20  # bytes of a log that a new process goes on with
+MOST_LINES, LONGEST_LINE = 1_000, 2_000  # of a log that strangers could add to
 
 
 class Processes:
@@ -45,10 +49,13 @@ class Processes:
         self._mark = secrets.token_hex(8)
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Start a process; its output goes to logs/NAME.log."""
+        """Start a process; its output goes to logs/NAME.log, and a long one of before becomes logs/NAME.old.log."""
         logs = self._home / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        with (logs / f"{name}.log").open("ab") as log:
+        path = logs / f"{name}.log"
+        if path.exists() and path.stat().st_size > MOST_LOG:
+            path.replace(logs / f"{name}.old.log")
+        with path.open("ab") as log:
             try:
                 process = subprocess.Popen(
                     list(command), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -169,11 +176,50 @@ def tail(path: Path, size: int = LOG_TAIL) -> str:
         return ""
 
 
+class BoundedLog(logging.StreamHandler[TextIO]):
+    """Writes so many records of a process to stderr, each cut, then one line that says so, and nothing more."""
+
+    def __init__(self, lines: int = MOST_LINES, longest: int = LONGEST_LINE) -> None:
+        super().__init__()
+        self._left, self._longest = lines, longest
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, while there are some left."""
+        self._left -= 1
+        if self._left >= 0:
+            super().emit(record)
+        elif self._left == -1:
+            self.stream.write("no more lines are logged until the next start\n")
+            self.flush()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record as it is written."""
+        return f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {cut(super().format(record), self._longest)}"
+
+
+def bound_log() -> None:
+    """Let this process log a bounded number of records, whichever library they are of: strangers may cause them."""
+    logging.basicConfig(handlers=[BoundedLog()], level=logging.WARNING, force=True)
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port that nobody listens on now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Say in one line that a port cannot be had, before a program is started that says it in twenty."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
+            if os.name != "nt":  # there it would take a port that somebody listens on
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            s.bind((host, port))
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
+            raise DeployError(f"port {port} of {host} is taken; choose another with --port") from None
+        raise DeployError(f"port {port} of {host} cannot be had ({e.strerror or e}); see --host and --port") from None
 
 
 def opener(ca: Path) -> urllib.request.OpenerDirector:

@@ -26,6 +26,7 @@ from keyfed.deploy.processes import (
     opener,
     private_folder,
     python,
+    refuse_taken,
     stop_at_signals,
     wait_until,
 )
@@ -55,6 +56,7 @@ def start_superlink(processes: Processes, home: ServerHome, host: str, port: int
     need_flower()
     for name in (CA_CERT, SERVER_CERT):
         check_certificate(home.path / name)
+    refuse_taken(host, port)
     port = port or free_port(host)
     here = {"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host)
     address = f"[{here}]:{port}" if ":" in here else f"{here}:{port}"

@@ -1,9 +1,10 @@
 """The endpoint for pages: HTTPS next to the SuperLink, from the same home and the same roster.
 
 A page that signs a request is known by its headers, before a byte of its body is read. A stranger gets the files of the
-page, `about`, and one small request to enrol. Connections are counted from their first packet (`wire.doors`). What
-pages send is bounded by the message that it answers, in bytes and in time; nothing is written to the disk but the
-roster. The ServerApp of a run reaches the mailboxes by a socket in the home (`wire.joined`).
+page, `about`, and one small request to enrol; whatever it sends, the answer is one typed line. Connections are counted
+from their first packet (`wire.doors`). What pages send is bounded by the message that it answers, in bytes and in time;
+nothing is written to the disk but the roster and a bounded number of lines of a log. The ServerApp of a run reaches the
+mailboxes by a socket in the home (`wire.joined`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,9 +24,9 @@ from typing import Any
 from keyfed.deploy.certificates import SERVER_CERT, SERVER_KEY, check_certificate, hosts_of
 from keyfed.deploy.enrolment import FILE_CAP, KnownKeys
 from keyfed.deploy.homes import SERVER_VARIABLE, ServerHome
-from keyfed.deploy.links import WEB_ADDRESS, WebAddress, enrol_page, is_enrolling, page_leaves
-from keyfed.deploy.processes import Processes, free_port, opener, python, wait_until
-from keyfed.errors import ConfigError, DeployError, KeyfedError, cut
+from keyfed.deploy.links import WEB_ADDRESS, KnownLinks, WebAddress, enrol_page, page_leaves
+from keyfed.deploy.processes import Processes, bound_log, free_port, opener, python, wait_until
+from keyfed.errors import ConfigError, DeployError, KeyfedError, cut, described
 from keyfed.files import write_atomically
 from keyfed.wire.doors import (
     LARGE,
@@ -53,6 +55,7 @@ ANSWER_BYTES = 1 << 28  # of a request from a page that is known; its own messag
 READ = "authorization, content-type, keyfed-id, keyfed-sum, keyfed-error, keyfed-reason"
 SHOWN = "keyfed-kind, keyfed-id, keyfed-deadline"
 EMPTY = hashlib.sha256(b"").hexdigest()
+DEFECT = Declined(500, "defect", "the server could not do this; its operator finds a line in logs/web.log")
 BUSY = Declined(503, "busy", "the server cannot read its roster now; try again")
 WHY = {
     MALFORMED: Declined(MALFORMED, "malformed", "the length of the body is not a number"),
@@ -67,7 +70,7 @@ class Page:
 
     Attributes:
       version: of the page.
-      hash: SHA-256 of the list of its files.
+      hash: of its code.
       origin: the only other place whose page may call this server; None for none.
     """
 
@@ -95,7 +98,7 @@ class Endpoint:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._home, self._site, self._page, self._proven, self._clock = home, site, page, proven, clock
-        self._mailboxes, self._known = mailboxes, KnownKeys(home)
+        self._mailboxes, self._known, self._links = mailboxes, KnownKeys(home), KnownLinks(home)
         self._proofs = Proofs(self._known.page, clock)
         self._routes: Mapping[tuple[str, str], Callable[[_Request], Awaitable[None]]] = {
             ("GET", "about"): self._about,
@@ -112,24 +115,28 @@ class Endpoint:
             return
         if scope["type"] != "http":
             return
-        path = str(scope.get("path", ""))
-        if not path.startswith(PREFIX):
-            await self._site(scope, receive, send)
-            return
-        request = _Request(scope, receive, send, path)
+        request = _Request(scope, receive, send, str(scope.get("path", "")))
         try:
-            request.read_headers(self._page.origin)
-            if scope["method"] == "OPTIONS":
-                await request.reply(204)
-                return
-            route = self._routes.get((scope["method"], path.removeprefix(PREFIX)))
-            if route is None:
-                raise Declined(404, "unknown", "there is no such request; load the page again")
-            await route(request)
+            await self._serve(request)
         except Declined as e:
             await request.decline(e)
-        except KeyfedError:
-            await request.decline(BUSY)
+        except Exception as e:
+            # What is foreseen is declined above, without a line: a stranger could fill the log with lines.
+            logging.getLogger(__name__).error(described(e))
+            await request.decline(BUSY if isinstance(e, KeyfedError) else DEFECT)
+
+    async def _serve(self, request: _Request) -> None:
+        if not request.path.startswith(PREFIX):
+            await self._site(request.scope, request.receive, request.send)
+            return
+        request.read_headers(self._page.origin)
+        if request.scope["method"] == "OPTIONS":
+            await request.reply(204)
+            return
+        route = self._routes.get((request.scope["method"], request.path.removeprefix(PREFIX)))
+        if route is None:
+            raise Declined(404, "unknown", "there is no such request; load the page again")
+        await route(request)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         """Listen on the socket for the ServerApp as long as the server runs."""
@@ -148,7 +155,7 @@ class Endpoint:
                     return
 
     async def _about(self, request: _Request) -> None:
-        enrolling = await asyncio.to_thread(is_enrolling, self._home)
+        enrolling = await asyncio.to_thread(self._links.is_enrolling, self._clock())
         page = {"version": self._page.version, "hash": self._page.hash}
         await request.say({"format": FORMAT, "page": page, "now": round(self._clock()), "enrolling": enrolling})
 
@@ -156,7 +163,7 @@ class Endpoint:
         body = await request.body(FILE_CAP, SMALL_SECONDS)
         if body is None:
             return
-        enrolled = await asyncio.to_thread(enrol_page, self._home, body, self._clock())
+        enrolled = await asyncio.to_thread(enrol_page, self._home, body, self._clock(), self._links)
         self._proven(request.peer)
         await request.say(enrolled)
 
@@ -214,12 +221,21 @@ class Endpoint:
 
 
 class _Request:
-    """One request below /federation/: its headers, its body within limits, its answer."""
+    """One request: its headers, its body within limits, its answer.
+
+    Attributes:
+      begun: whether an answer has begun.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
         self.path, self.peer, self.headers = path, scope.get("client"), dict[str, str]()
-        self._scope, self._receive, self._send = scope, receive, send
+        self.scope, self.receive, self._send, self.begun = scope, receive, send, False
         self._shared: dict[str, str] = {}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        """Send a piece of an answer."""
+        self.begun = True
+        await self._send(message)
 
     def read_headers(self, origin: str | None) -> None:
         """Read the headers; a page of another place than ours, and of `origin`, is declined.
@@ -227,7 +243,7 @@ class _Request:
         Raises:
           Declined: a header comes twice, or from elsewhere.
         """
-        for name, value in self._scope["headers"]:
+        for name, value in self.scope["headers"]:
             key = bytes(name).decode("latin-1").lower()
             if key in self.headers and key.startswith(("keyfed-", "authorization", "origin", "host")):
                 raise Declined(MALFORMED, "malformed", f"the header {key[:40]} comes twice")
@@ -249,14 +265,14 @@ class _Request:
         Raises:
           Declined: it is too large or too slow.
         """
-        found = await read_body(self._receive, self._scope["headers"], cap, seconds)
+        found = await read_body(self.receive, self.scope["headers"], cap, seconds)
         if isinstance(found, int):
             raise WHY[found]
         return found
 
     async def closed(self) -> None:
         """Return when the connection is closed."""
-        while (await self._receive())["type"] != "http.disconnect":
+        while (await self.receive())["type"] != "http.disconnect":
             pass
 
     async def say(self, document: Mapping[str, Any]) -> None:
@@ -264,7 +280,12 @@ class _Request:
         await self.reply(200, json.dumps(document).encode(), {"content-type": "application/json"})
 
     async def decline(self, why: Declined) -> None:
-        """Answer why not, in one line; then the connection ends, since of its body not all was read."""
+        """Answer why not, in one line; then the connection ends, since of its body not all was read.
+
+        An answer that has begun is left as it is: the connection ends with it.
+        """
+        if self.begun:
+            return
         said = json.dumps({"error": why.error, "reason": cut(str(why))}).encode()
         await self.reply(why.status, said, {"content-type": "application/json", "connection": "close"})
 
@@ -273,10 +294,10 @@ class _Request:
         fixed = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
         pairs = [(k.encode(), v.encode()) for k, v in {**fixed, **self._shared, **(headers or {})}.items()]
         if status == 204:  # has no body, and no length of one
-            await self._send({"type": "http.response.start", "status": status, "headers": pairs})
-            await self._send({"type": "http.response.body"})
+            await self.send({"type": "http.response.start", "status": status, "headers": pairs})
+            await self.send({"type": "http.response.body"})
         else:
-            await answer(self._send, status, body, *pairs)
+            await answer(self.send, status, body, *pairs)
 
 
 def check_web(text: str) -> tuple[str, int]:
@@ -350,11 +371,12 @@ def web_answers(address: str, ca: Path, seconds: float = 2.0) -> bool:
 
 def run_endpoint(home: ServerHome, site: Application, page: Page, host: str, port: int) -> None:
     """Serve pages until a signal ends it."""
+    bound_log()
     limits = replace(ConnectionLimits(), request_bytes=ANSWER_BYTES, here_bytes=ANSWER_BYTES)
     connections = Connections(replace(limits, total=most_connections(limits.total)))
     endpoint = Endpoint(home, site, page, Mailboxes(), connections.proven)
     serve(connections)(
-        app=endpoint, host=host, port=port, lifespan="on", log_level="error", server_header=False,
+        app=endpoint, host=host, port=port, lifespan="on", log_level="error", log_config=None, server_header=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=1,
         ssl_certfile=str(home.path / SERVER_CERT), ssl_keyfile=str(home.path / SERVER_KEY),
     )  # fmt: skip

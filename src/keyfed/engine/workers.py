@@ -22,7 +22,7 @@ from torch import Tensor
 
 from keyfed.engine.problem import LocalProblem
 from keyfed.engine.task import ClientTask, Finished, run_tasks
-from keyfed.errors import KeyfedError, RunError
+from keyfed.errors import KeyfedError, NoMainGuard, RunError
 from keyfed.federated.methods import build_method
 from keyfed.federated.spec import MethodSpec
 from keyfed.federated.types import Params
@@ -177,7 +177,7 @@ class WorkerPool:
         process = self._processes[self._pipes.index(pipe)]
         process.join(timeout=1)
         if process.exitcode == UNGUARDED:
-            return RunError(
+            return NoMainGuard(
                 "a worker process imports the program that it is started from, and this one trains as soon as it is "
                 'imported; put the calls of keyfed under `if __name__ == "__main__":`, or set train.workers to 1'
             )

@@ -132,7 +132,7 @@ def export_run(folder: Path, out: Path | None = None, int8: bool = True) -> Expo
 
     Args:
       folder: the run, or `base` for the base model: its numbers are those of eight bits, in either precision. It has
-        its own written forms, and no n-grams.
+        its own written forms and its own counts.
 
     Raises:
       RunError: the run is not finished or not of a preset, `out` is something else, or the graph does not say what the

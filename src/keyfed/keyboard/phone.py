@@ -1,8 +1,9 @@
 """From a run's counts to a dictionary for phones: `keyfed export RUN --phone`.
 
 What goes into it is what the federation released: words and pairs of at least k clients, by the sum's estimate, with
-their smoothed probabilities (`model.counts`). No text is read but for how words are written, where that is at hand. The
-base model's counts come with the package; they are of its own public chat.
+their smoothed probabilities (`model.counts`). No text is read but for how words are written, where that is at hand and
+the counts claim no ε: how words are written has no noise. The base model's counts come with the package; they are of
+its own public chat.
 
 It is written twice: as the text that AOSP's tools read and as the binary dictionary that keyboards import
 (`keyboard.aosp`). What the words are of stands in the header that both have.
@@ -27,8 +28,10 @@ from keyfed.keyboard.compact import read_counts, unpack
 from keyfed.keyboard.export import text_at_hand, written_forms
 from keyfed.model.counts import CountTerms
 from keyfed.model.ngram import KneserNey
+from keyfed.private.dp.ledger import read_ledger
 from keyfed.run import base
-from keyfed.run.console import human_bytes
+from keyfed.run.console import human_bytes, plural
+from keyfed.run.counts.noise import FOLDER
 from keyfed.run.folder import Trained, load_model, read_result
 from keyfed.text.vocab import SPECIALS
 
@@ -80,6 +83,7 @@ def export_phone(run: Path, out: Path | None = None, locale: str = "en") -> Phon
     if trained.vocab.kind != "word":
         raise RunError(f"{run} holds a model of characters; a phone's dictionary is of words")
     notes: list[str] = []
+    raw_vocabulary = False
     if packaged is not None:
         if packaged.counts is None:
             raise RunError("the base model of this installation has no counts, and a dictionary is made of them")
@@ -88,9 +92,10 @@ def export_phone(run: Path, out: Path | None = None, locale: str = "en") -> Phon
     else:
         found = read_counts(run, len(trained.vocab), private=trained.config.privacy.on)
         model, terms = found.model, found.about
-        forms, notes = _forms(trained, terms.k)
+        forms, notes = _forms(trained, terms)
+        raw_vocabulary = terms.epsilon is not None and read_ledger(run / FOLDER).terms.raw_vocabulary
         rounds = (read_result(run) or {}).get("best_round", trained.config.train.rounds)
-    about = _about(trained.method, rounds, terms, locale)
+    about = _about(trained.method, rounds, terms, locale, raw_vocabulary=raw_vocabulary)
     listed, unfit = _listed(model, trained.vocab.words, forms, about)
     target = out or run / "phone"
     if target.exists() and not target.is_dir():
@@ -119,19 +124,22 @@ def phone_text(done: Phone) -> str:
     return "\n".join([*lines, *(f"  {note}" for note in done.notes)])
 
 
-def _forms(trained: Trained, k: int) -> tuple[Mapping[str, str], list[str]]:
-    """Return how words are written by at least k clients, and what there is to say."""
+def _forms(trained: Trained, terms: CountTerms) -> tuple[Mapping[str, str], list[str]]:
+    """Return how words are written by at least k clients, and what there is to say; nothing of counts with noise."""
+    if terms.epsilon is not None:
+        return {}, ["words are written as the vocabulary has them: epsilon covers no written forms of the text"]
     text, notes = text_at_hand(trained)
     if text is None:
         return {}, notes
-    return written_forms((c.train for c in text.population.trained), trained.vocab, k), notes
+    return written_forms((c.train for c in text.population.trained), trained.vocab, terms.k), notes
 
 
-def _about(method: str, rounds: int, terms: CountTerms, locale: str) -> dict[str, str]:
+def _about(method: str, rounds: int, terms: CountTerms, locale: str, *, raw_vocabulary: bool) -> dict[str, str]:
     epsilon = "none" if terms.epsilon is None else f"{terms.epsilon:.4g}"
     if terms.epsilon is not None and terms.verdict == "SIMULATED":
         epsilon += " SIMULATED"
-    said = (f"Keyfed {method}", f"{rounds} rounds", f"{terms.clients} clients", f"k {terms.k}", f"epsilon {epsilon}")
+    said = [f"Keyfed {method}", plural(rounds, "round"), f"{terms.clients} clients", f"k {terms.k}"]
+    said += [f"epsilon {epsilon}", *(["vocabulary without noise"] if raw_vocabulary else [])]
     return {
         "date": str(int(time.time())),
         "dictionary": f"keyfed:{locale.lower()}",

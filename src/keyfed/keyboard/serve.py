@@ -235,7 +235,8 @@ def make_server(app: ASGIApp, certificate: tuple[Path, Path] | None = None) -> u
 
     chain, key = certificate or (None, None)
     config = uvicorn.Config(
-        app, access_log=False, log_level="error", server_header=False, lifespan="off", ws="none", http=Impatient,
+        app, access_log=False, log_config=None, log_level="error", server_header=False, lifespan="off", ws="none",
+        http=Impatient,
         loop="asyncio", limit_concurrency=MOST_CONNECTIONS + 1, timeout_graceful_shutdown=1,  # it refuses at its limit
         ssl_certfile=chain, ssl_keyfile=key,
     )  # fmt: skip

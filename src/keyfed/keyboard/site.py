@@ -30,9 +30,11 @@ PAGE = "page.json"  # what the page of a federation says of itself
 NOT_READ = (bundle.GRAPH, bundle.VECTORS)  # files of an export that are for other programs
 LINE = re.compile(r"const SITE = (\{.*\});\n")  # the first of the service worker
 CLIENT = ("client", "federated", "secure", "training")  # folders of web/ that the page of a federation reads as well
-SUBFOLDERS = (*FOLDERS, *CLIENT, "data", "model")
+MODEL = "model"
+SUBFOLDERS = (*FOLDERS, *CLIENT, "data", MODEL)
 OWN = re.compile(rf"(?:(?:{'|'.join(SUBFOLDERS)})/)?[A-Za-z0-9_][A-Za-z0-9_.-]*")  # paths that a site may have
 START = '<meta charset="utf-8">\n'
+POLICY_LINE = re.compile(rb'  <meta http-equiv="Content-Security-Policy" content="[^"]*">\n')
 MOST_WORKER = 1 << 20  # bytes of a service worker that is read
 
 
@@ -61,7 +63,7 @@ class Site:
     bytes: int
     gzipped: int  # bytes as a host sends them
     notes: tuple[str, ...] = ()
-    hash: str | None = None  # of all files of a federation's page, which it shows to its owner
+    hash: str | None = None  # of the code of a federation's page, which it shows to its owner
 
 
 def write_site(export: Path, folder: Path, web: Path = WEB, build: Build = KEYBOARD) -> Site:
@@ -139,7 +141,7 @@ def site_files(export: Path, manifest: Mapping[str, Any], web: Path = WEB, build
     found = page_files(web, build.folders)
     page = {address.removeprefix("/"): path for address, path in found.items() if address != "/"}
     model = [bundle.MANIFEST, *(name for name in manifest["files"] if name not in NOT_READ)]
-    page |= {f"model/{name}": export / name for name in model}
+    page |= {f"{MODEL}/{name}": export / name for name in model}
     files = {name: path.read_bytes() for name, path in sorted(page.items())}
     index = index_of(files[INDEX].decode("utf-8"), build.policy)
     return dict(build.change({**files, INDEX: index.encode()}))
@@ -198,7 +200,7 @@ def site_text(site: Site) -> str:
             f"version {site.version}",
             "  put the folder on any host over HTTPS, in a subfolder too; it can be installed and then works offline",
             f"  headers to add are in {HEADER_FILE} (docs/keyboard.md, On any phone)",
-            *([f"  hash {site.hash}; the page shows it to its owner"] if site.hash else []),
+            *([f"  hash {site.hash} of its code; the page shows it to its owner"] if site.hash else []),
             *(f"  {note}" for note in site.notes),
         ]
     )

@@ -139,7 +139,7 @@ def fitted(level: Unsmoothed, summed: NDArray[Any]) -> Level:
     found = np.maximum(summed.reshape(BUCKETS, WIDTH).astype(np.float64), 0)
     weight = fit_weights(found[:, :BINS])
     outside, tokens = found[:, BINS], found.sum(1)
-    every = outside.sum() / max(tokens.sum(), 1)
+    every = outside.sum() / tokens.sum() if tokens.any() else 0.5
     beta = np.clip((outside + FEWEST * every) / (tokens + FEWEST), 1e-4, 0.999)[level.bucket]
     beta = np.where(level.below >= CERTAIN, 0.0, beta)
     own = weight[level.bucket]

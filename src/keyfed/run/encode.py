@@ -380,7 +380,7 @@ def _write(config: Config, folder: Path) -> None:
     shutil.rmtree(folder / "lines", ignore_errors=True)
     (folder / VOCAB).write_text(vocab.to_json(), "utf-8")
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    kept = ("name", "about", "tokenised", "natural", "characters", "formats")
+    kept = ("name", "about", "tokenised", "natural", "characters", "formats", "files")
     natural = cut.kind == "natural"
     manifest = {
         "corpus": {**{key: getattr(table.corpus, key) for key in kept}, "sha256": table.corpus.fingerprint()},

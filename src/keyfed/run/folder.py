@@ -23,7 +23,7 @@ from keyfed import __version__
 from keyfed.config.load import Config, config_from, differences, dump_toml, to_document
 from keyfed.engine.module import MakeModule
 from keyfed.engine.network import Network, check_params
-from keyfed.errors import FolderInUse, RunError
+from keyfed.errors import FolderInUse, NoMainGuard, RunError
 from keyfed.federated.soundness import finite
 from keyfed.files import append_durably, locked, parse_json, read_json, write_atomically
 from keyfed.model.language_model import Params
@@ -61,7 +61,7 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
     """Create (or with `resume` reopen) a run folder and keep other processes out while it is in use.
 
     A new folder is its owner's alone: a model knows something of the text it learnt. One in which nothing was written,
-    because the run was refused, goes again.
+    because the run was refused, goes again. So does that of a program without a main guard, which has trained nothing.
     """
     fresh = not folder.exists()
     if (folder / "run.toml").exists() and not resume:
@@ -81,8 +81,10 @@ def open_folder(folder: Path, resume: bool) -> Iterator[Path]:
     with stack:
         try:
             yield folder
-        except BaseException:
-            if fresh and [p.name for p in folder.iterdir()] == [LOCK]:
+        except BaseException as e:
+            if fresh and isinstance(e, NoMainGuard):
+                shutil.rmtree(folder, ignore_errors=True)
+            elif fresh and [p.name for p in folder.iterdir()] == [LOCK]:
                 with contextlib.suppress(OSError):
                     (folder / LOCK).unlink()
                     folder.rmdir()

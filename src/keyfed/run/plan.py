@@ -277,7 +277,8 @@ def choose(train: TrainConfig, spec: Network, tokens_per_round: int, members: in
     work = 6.0 * parameter_count(spec) * tokens_per_round * max(1, train.rounds)
     cores = usable_cores()
     if train.workers:
-        workers, why = train.workers, "as set"
+        workers = min(train.workers, members)  # one more than there are clients in a round would never work
+        why = "as set" if workers == train.workers else f"{train.workers} were set, and a round has {members} clients"
     elif members == 1 or cores == 1:
         workers, why = 1, "one client at a time" if members == 1 else "one core"
     elif work < WORTH_A_WORKER:

@@ -25,6 +25,7 @@ from keyfed.text.check import notices
 from keyfed.text.vocab import EOS
 
 POOLED = "pooled"
+MOST_DROPPED = 0.1  # share of training tokens that the vocabulary leaves out, above which it is noticed
 CHUNK = 10_000  # clients whose lines are counted at once
 
 
@@ -74,12 +75,24 @@ class Prepared(Encoded):
                 f"of {self.batching.window} tokens"
             )
         if not private:
-            lines += [f"notice: {line}" for line in notices(self.corpus)]
+            lines += [f"notice: {line}" for line in (*notices(self.corpus), *self._dropped())]
         if self.corpus.skipped and not private:
             shown = "; ".join(f"{s.what}: {s.why}" for s in self.corpus.skipped[:3])
             more = len(self.corpus.skipped) - 3
             lines.append(f"skipped: {shown}" + (f"; and {more} more" if more > 0 else ""))
         return lines
+
+    def _dropped(self) -> list[str]:
+        """Notice where the vocabulary leaves out much of the training text."""
+        v = self.vocab_summary
+        share = v.dropped_tokens / max(1, v.tokens)
+        if share <= MOST_DROPPED:
+            return []
+        if v.rare_clients_types:
+            why = f"{v.rare_clients_types:,} words are used by too few clients; --set data.min_clients=1 keeps them"
+        else:
+            why = "--set data.vocab=N for a larger vocabulary, or another --vocab"
+        return [f"{share:.0%} of the training tokens are not in the vocabulary and would not be learnt: {why}"]
 
 
 def _count(streams: Streams) -> int:

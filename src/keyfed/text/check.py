@@ -23,7 +23,14 @@ UNKNOWN = 0.3  # share of words that a start does not know
 LONGEST_LINE = 2_000  # words of a line that is no message, sentence or paragraph
 LEAST_LINES = 20  # fewer are no sample
 
-_TIMED = re.compile(r"[\[(<\u200e]{0,2}(?:\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{1,2}:\d\d(?::\d\d)?|\d{10,13}\b)")
+_TIMED = re.compile(
+    r"[\[(<\u200e]{0,2}(?:\d{1,4}[./-]\s?\d{1,2}[./-]\s?\d{1,4}|\d{4}\s?[\u5e74\ub144]\s?\d|\d{1,2}:\d\d(?::\d\d)?|\d{10,13}\b)"
+)
+_CLOCK = re.compile(r"(?<![\d:.])\d{1,2}:\d\d(?!\d)")
+_WORD = re.compile(r"[^\W\d_]+")
+_PREFIX = re.compile(r"[^{}\"]{0,58}?[:\uff1a\])>](?=\s|$)")
+CLOCK_WITHIN, CLOCK_WORDS = 40, 2  # characters before the end of a clock time, and words there, of a line that is timed
+PREFIX_WORDS, SAME_PREFIX = 3, 0.5  # words of a prefix without a number; share of lines that begin with one shape
 _MARKED = re.compile(r"</?[a-zA-Z][^<>]{0,200}>|&(?:amp|lt|gt|quot|nbsp|#\d{1,6});|^\s*[{\[]\"|\":\s?[\"{\[]")
 _LINK = re.compile(r"https?://|www\.")
 
@@ -91,20 +98,29 @@ def notices(corpus: Corpus) -> tuple[str, ...]:
       >>> notices(Corpus("c", (Author("a", ("plain words",) * 30),)))
       ()
     """
+    found = []
+    if corpus.files > 1:
+        found.append(
+            f"{corpus.files:,} files count as {corpus.files:,} people, and words of one file alone are not learnt; if "
+            "all are yours: --set data.folder=person (--set data.folder=clients: they are not)"
+        )
     number = sum(len(author.lines) for author in corpus.authors)
     if number < LEAST_LINES or corpus.tokenised:
-        return ()
+        return tuple(found)
     every = chain.from_iterable(author.lines for author in corpus.authors)
     sample = [line[:1_000] for line in islice(every, 0, None, max(1, number // LOOKED_AT))]
-    found = []
-    if (share := _share(sample, _TIMED.match)) >= TIMED_LINES:
+    remedy = (
+        "which would be learnt: export the chat in a form that is read (docs/own-data.md), or make a table with "
+        "columns author and text"
+    )
+    marked = _share(sample, _MARKED.search)
+    if (share := _share(sample, _timed)) >= TIMED_LINES:
+        found.append(f"{share:.0%} of the lines begin with a date or time, {remedy}")
+    elif marked < MARKED_LINES and (share := _same_prefix(sample)) >= SAME_PREFIX:
+        found.append(f"{share:.0%} of the lines begin alike (a name or number, and a colon or bracket), {remedy}")
+    if marked >= MARKED_LINES:
         found.append(
-            f"{share:.0%} of the lines begin with a date or time, which would be learnt: export the chat in a form "
-            "that is read (docs/own-data.md), or make a table with columns author and text"
-        )
-    if (share := _share(sample, _MARKED.search)) >= MARKED_LINES:
-        found.append(
-            f"{share:.0%} of the lines hold markup (tags, entities or JSON), which would be learnt: save plain text"
+            f"{marked:.0%} of the lines hold markup (tags, entities or JSON), which would be learnt: save plain text"
         )
     if (share := _share(sample, _LINK.search)) >= LINKED_LINES:
         found.append(f"{share:.0%} of the lines hold addresses of the web, which would be learnt: take them out")
@@ -114,6 +130,37 @@ def notices(corpus: Corpus) -> tuple[str, ...]:
             f"{language} is written without blanks between words: train a model of characters (--model char-lstm)"
         )
     return tuple(found)
+
+
+def _timed(line: str) -> object:
+    """Find a time at the beginning of a line: a date, or a clock time after few words.
+
+    Example:
+      >>> [_timed(line) is not None for line in ("[Ann] [9:05] hi", "Ann (1.2.24 9:05): hi", "let us meet at 9:05")]
+      [True, True, False]
+    """
+    if (found := _TIMED.match(line)) is not None:
+        return found
+    clock = _CLOCK.search(line[:CLOCK_WITHIN])
+    return clock if clock is not None and len(_WORD.findall(line[: clock.start()])) <= CLOCK_WORDS else None
+
+
+def _same_prefix(lines: Sequence[str]) -> float:
+    """Return the share of lines whose prefixes, up to a colon or bracket, have the most frequent shape.
+
+    Example:
+      >>> _same_prefix(["Ann: hi", "Ben: oh", "and so on"])
+      0.6666666666666666
+    """
+    shapes: Counter[str] = Counter()
+    for line in lines:
+        found = _PREFIX.match(line)
+        if found is None or (found.end() == len(line.rstrip()) and not any(map(str.isdigit, found[0]))):
+            continue  # none, or a heading
+        if any(map(str.isdigit, found[0])) or len(found[0].split()) <= PREFIX_WORDS:
+            words = re.sub(r"[^\W\d_]+(?:[\s.'-]+[^\W\d_]+)*", "a", re.sub(r"\d+", "0", found[0]))
+            shapes[words] += 1
+    return max(shapes.values(), default=0) / len(lines)
 
 
 def _share(lines: Sequence[str], finds: Callable[[str], object]) -> float:

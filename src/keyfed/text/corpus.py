@@ -83,6 +83,7 @@ class Corpus:
       about: One line: origin, licence.
       sha256: The fingerprint of text that is encoded already and no longer at hand (`authors` is empty).
       formats: What its files were taken for.
+      files: Files that name no author and count as a client each, because nothing says whose they are.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Corpus:
     about: str = ""
     sha256: str | None = None
     formats: tuple[str, ...] = ()
+    files: int = 0
 
     def fingerprint(self) -> str:
         """Return the SHA-256 (hex) of the authors' names and all text, whatever the corpus is called.
@@ -344,7 +346,8 @@ def _read_folder(place: Path, columns: Mapping[str, Any], whose: str | None) -> 
     person = whose == "person" or (whose is None and (notes or whole is not None))
     authors, skipped = _authors_of(files, name, person=person)
     natural = len(authors) > 1 or not person
-    return Corpus(name, authors, natural=natural, skipped=_together(skipped), formats=_formats(files))
+    unsaid = 0 if person or whose is not None else sum(not author.signed for author in authors)
+    return Corpus(name, authors, natural=natural, skipped=_together(skipped), formats=_formats(files), files=unsaid)
 
 
 def _together(skipped: Sequence[Skipped]) -> tuple[Skipped, ...]:
@@ -518,7 +521,7 @@ def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
     lines = tuple(chain.from_iterable(author.lines for author in authors))
     if not lines:
         raise DataError(f"{path}: no message of that --me; spell it as the file does")
-    return replace(corpus, authors=(Author("me", lines),), valid=None, test=None)
+    return replace(corpus, authors=(Author("me", lines),), valid=None, test=None, files=0)
 
 
 def _several(path: Path, people: int, me: str | None) -> DataError:

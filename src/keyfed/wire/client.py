@@ -54,9 +54,10 @@ from keyfed.private.dp.accounting import MOST_MEMBERS
 from keyfed.private.dp.own_ledger import OwnLedger, Spend
 from keyfed.private.secagg.keys import signed_answer
 from keyfed.private.secagg.member import Member
+from keyfed.private.secagg.nested import Chain
 from keyfed.private.secagg.terms import SumTerms
 from keyfed.private.secagg.threshold import PRIVATE_RATIO, Floors
-from keyfed.wire.counting import CountRound, CountWriter, count_context, largest_of, noted_as, sizes_of
+from keyfed.wire.counting import CountRound, CountWriter, count_context, largest_of, noted_as, sizes_of, text_of
 from keyfed.wire.device_store import DeviceStore
 from keyfed.wire.limits import Limits
 from keyfed.wire.membership import join_sum, signed_packages
@@ -480,10 +481,13 @@ class ClientSession:
         def make() -> tuple[bytes, int]:
             return count_context(run, attempt, about_digest(begun), purpose, largest, digest), len(vector)
 
+        def joined(terms: SumTerms) -> Chain:
+            return self.store.chain(run, text_of(purpose)).joined(terms.names, terms.threshold, floors.cohort)
+
         floors = Floors(max(self._hides_among(learner), writer.least))
-        member = join_sum(self.store, self.name, head, whole_number(head, "members"), floors, make)
-        work = CountRound(run, round, attempt, purpose, vector, member)
-        return self._shared(work, member)
+        member = join_sum(self.store, self.name, head, whole_number(head, "members"), floors, make, joined)
+        self.store.keep_chain(run, text_of(purpose), joined(member.terms))
+        return self._shared(CountRound(run, round, attempt, purpose, vector, member, floors.cohort), member)
 
     # upload and unmask
 
@@ -561,7 +565,11 @@ class ClientSession:
         if work.member is None or not isinstance(survivors, list):
             raise Rejected("malformed", "a request to open a sum that this client is not in")
         try:
-            data = work.member.unmask([str(name) for name in survivors])
+            stayed = [str(name) for name in survivors]
+            data = work.member.unmask(stayed)
+            if isinstance(work, CountRound):
+                chain = self.store.chain(work.run, text_of(work.purpose)).settled(stayed, work.apart)
+                self.store.keep_chain(work.run, text_of(work.purpose), chain)  # before a share is shown
         except SecureSumError as e:
             raise Rejected("refused by client", str(e)) from None
         finally:

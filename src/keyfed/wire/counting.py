@@ -5,7 +5,8 @@ clients' keys; the others are those of any secure sum (`wire.client`).
 
 The terms of a count are in the run's configuration, so every client has them alike and before anything is counted.
 What a client writes of its text for a sum is written once in a run. Which n-grams were released of a length is the same
-in all sums of a run, or the client takes no further part.
+in all sums of a run, or the client takes no further part. Of the sums of one text it remembers who was in them, and
+opens none whose difference to an earlier one would be of a few clients (`private.secagg.nested`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from keyfed.wire.limits import MOST_COUNT_FILE
 from keyfed.wire.messages import Rejected, Shapes, sum_context, whole_number
 
 LARGEST = "largest"
+TEXTS = {"recount": "train", "sketch": "train", "smoothing": "valid", "mixture": "valid", "test": "test"}
 
 
 class CountWriter(Protocol):
@@ -65,6 +67,7 @@ class CountRound:
 
     Attributes:
       vector: what it writes.
+      apart: clients that two sums of its text differ by at least.
     """
 
     run: str
@@ -73,6 +76,7 @@ class CountRound:
     purpose: str
     vector: Vector
     member: Member
+    apart: int
     sent: bool = False
 
     @property
@@ -84,6 +88,15 @@ class CountRound:
 def noted_as(purpose: str) -> tuple[int, str, str]:
     """Return what a client notes of a sum before its vector leaves: each is written once in a run, in any round."""
     return -1, "evaluation", f"count/{purpose}"
+
+
+def text_of(purpose: str) -> str:
+    """Return which text a sum is of, `train`, `valid` or `test`: its sums are of the same statistics.
+
+    Args:
+      purpose: of a sum that is known (`CountWriter.expects`).
+    """
+    return TEXTS[purpose.partition(" ")[0]]
 
 
 def sizes_of(head: Mapping[str, Any]) -> dict[str, int]:

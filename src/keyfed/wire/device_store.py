@@ -9,6 +9,7 @@
     HOME/runs/RUN/*.safetensors  the client's states (duals, …) of the rounds that may count
     HOME/runs/RUN/summed.json  which masked vectors were sent, so that none is sent twice
     HOME/runs/RUN/released.json  hashes of what a count of the run has released so far
+    HOME/runs/RUN/counted.json   whose vectors were in the sums of a count, by text (`private.secagg.nested`)
     HOME/runs/RUN/step.json    step and clip of this client's last part of a private run; it takes part in none before
     HOME/runs/RUN/over         the run has ended; all else of it is deleted
 
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple, TypeVar
 from keyfed.errors import RunError
 from keyfed.files import BROKEN, parse_json, write_atomically
 from keyfed.private.secagg.keys import Identity, OneTime, SignedKeys, make_keys
+from keyfed.private.secagg.nested import Chain
 from keyfed.wire.limits import MOST_BEGIN, MOST_ENDED, MOST_PINS, MOST_ROSTER
 from keyfed.wire.messages import Rejected, about_digest, read_json
 from keyfed.wire.roster import mark_of, roster_hash
@@ -267,6 +269,21 @@ class DeviceStore:
                 raise Rejected("other model", f"other n-grams of length {length} than in an earlier sum of this count")
         if not set(released) <= set(known):
             write_atomically(path, json.dumps(known | dict(released)).encode())
+
+    def chain(self, run: str, text: str) -> Chain:
+        """Return what is remembered of the sums of a text in a run's count."""
+        return self._chains(run).get(text, Chain())
+
+    def keep_chain(self, run: str, text: str, chain: Chain) -> None:
+        """Remember it, before anything leaves that a later sum could be compared with."""
+        chains = {name: one.to_json() for name, one in (self._chains(run) | {text: chain}).items()}
+        write_atomically(self.run(run) / "counted.json", json.dumps(chains).encode())
+
+    def _chains(self, run: str) -> dict[str, Chain]:
+        def parse(found: Any) -> dict[str, Chain]:
+            return {str(text): Chain.from_json(one) for text, one in found.items()}
+
+        return _own(self.run(run) / "counted.json", parse, {})
 
     def last_part(self, run: str) -> LastPart | None:
         """Return when this client's last part of a private run left it; None before the first."""

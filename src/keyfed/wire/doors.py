@@ -429,7 +429,8 @@ LOCAL = ConnectionLimits(
 
 def local_server(app: Application, limits: ConnectionLimits = LOCAL) -> uvicorn.Server:
     """Return a server without TLS, for this machine alone: `run(sockets=[…])` answers until `should_exit` is set."""
-    options = {"app": app, "lifespan": "off", "log_level": "error", "server_header": False}
+    # No logging of uvicorn's: to configure it would close the handlers of everybody else in this process.
+    options = {"app": app, "lifespan": "off", "log_config": None, "log_level": "error", "server_header": False}
     return _server(Connections(limits), {**options, "timeout_graceful_shutdown": 1})[0]
 
 

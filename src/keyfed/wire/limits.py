@@ -91,7 +91,7 @@ def check_size(spec: ModelSpec, epochs: int, rows: int, window: int, limits: Lim
 
 
 def time_limit(limits: Limits, clock: Callable[[], float] = time.monotonic) -> Callable[[], None]:
-    """Return what is called before every training step of a round, and raises `Rejected` when its minutes are over."""
+    """Return what is called before every step of a round's work, and raises `Rejected` when its minutes are over."""
     from keyfed.wire.messages import Rejected
 
     until = clock() + 60 * limits.minutes

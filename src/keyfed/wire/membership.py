@@ -31,7 +31,7 @@ def join_sum(
     members: int,
     floors: Floors,
     make: Callable[[], tuple[bytes, int]],
-    check: Callable[[SumTerms], None] = lambda terms: None,
+    check: Callable[[SumTerms], object] = lambda terms: None,
 ) -> Member:
     """Join a secure sum on the server's terms, if they are acceptable.
 

@@ -64,6 +64,23 @@ class Summed(NamedTuple):
     survivors: tuple[ClientId, ...]
 
 
+class CountSum(NamedTuple):
+    """One sum of a count.
+
+    Attributes:
+      largest: clients of the largest sum of the count.
+      words: of a client's vector.
+      before: clients of the last sum of the same text, who are all of these; None for none.
+      apart: clients that two sums of one text differ by at least (`private.secagg.nested`).
+    """
+
+    purpose: str
+    largest: int
+    words: int
+    before: int | None
+    apart: int
+
+
 def secure_sum(
     calls: Calls,
     heads: Mapping[ClientId, dict[str, Any]],
@@ -98,24 +115,22 @@ def count_sum(
     numbers: Params,
     theta: Params,
     round: int,
-    purpose: str,
-    largest: int,
-    words: int,
+    summed: CountSum,
 ) -> Summed:
     """Form a sum of a count over these clients; see `masked_total`.
 
     Args:
       numbers: the public numbers of the sum, a flat tensor each.
       theta: the model where clients read with it, else empty.
-      largest: clients of the largest sum of the count.
     """
+    purpose, largest = summed.purpose, summed.largest
     run = calls.run
     about = about_digest({**run.about, "secure": True})
     tensors = {**theta, **numbers}
     context = count_context(run.name, run.attempt, about, purpose, largest, digest_of(tensors))
     head = {"purpose": purpose, LARGEST: largest, "sizes": {name: t.numel() for name, t in numbers.items()}}
     heads = {client: {**calls.named(round), **head} for client in clients}
-    return masked_total(calls, "count", heads, tensors, context, round, words)
+    return masked_total(calls, "count", heads, tensors, context, round, summed.words, after=summed)
 
 
 def masked_total(
@@ -127,6 +142,7 @@ def masked_total(
     round: int,
     words: int,
     watch: Callable[[Collector], None] = lambda collector: None,
+    after: CountSum | None = None,
 ) -> Summed:
     """Form a sum over the clients in `heads`, each of which has one-time keys in `calls.keys`.
 
@@ -134,6 +150,7 @@ def masked_total(
       kind: of the message that begins it, which has `tensors`.
       context: what the masks are bound to.
       words: of a client's vector.
+      after: of a count: how many clients two sums of one text differ by at least.
 
     A client that is proved to lie is shut out: it dealt shares of another secret than its own, sent a package that does
     not open, accuses another falsely, or answers another share than it took. A sum in which a client accused another
@@ -158,7 +175,8 @@ def masked_total(
     hide_among = max(calls.hide_among.get(client, 0) for client in heads)
     terms = SumTerms(context, keys, run.secure.threshold_of(len(keys), hide_among), words)
     raised = terms.threshold > run.secure.threshold_of(len(keys))
-    collector = Collector(terms)
+    apart = 0 if after is None else max(after.apart, hide_among)  # as many as the most cautious of them hides among
+    collector = Collector(terms, max(0, apart - 1))
     watch(collector)
     told = {
         "cohort": [k.to_json() for k in terms.cohort],
@@ -210,6 +228,8 @@ def masked_total(
         for liar, how in liars.items():
             calls.shut_out(liar, how)
         raise Lied(f"{', '.join(liars)} lied about shares; the sum is not opened", by=liars)
+    if after is not None and after.before is not None:
+        collector.keep_apart(after.before, apart)
     survivors = collector.survivors
     opening = pack(named | {"survivors": list(survivors)})
     calls.gather("unmask", dict.fromkeys(survivors, opening), take_unmask, most=short)

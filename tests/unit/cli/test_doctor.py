@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
 import webbrowser
 
 import pytest
@@ -12,7 +14,6 @@ import torch
 
 from keyfed import system
 from keyfed.cli import doctor
-from keyfed.keyboard import session
 
 
 def findings(keyfed):
@@ -39,7 +40,7 @@ def test_what_is_missing_has_its_remedy(keyfed, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    monkeypatch.setattr(session, "node_program", lambda: None)
+    monkeypatch.setattr(doctor, "node_program", lambda: None)
     monkeypatch.setattr(webbrowser, "get", no_browser)
     monkeypatch.setattr(doctor, "missing_of", lambda extra: ["flwr"] if extra == "federation" else [])
     monkeypatch.setattr(doctor, "memory_of", lambda text: 1 << 20)
@@ -55,7 +56,7 @@ def test_what_is_missing_has_its_remedy(keyfed, monkeypatch):
 
 def test_programs_are_looked_for_on_the_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    monkeypatch.setattr(system, "find_spec", lambda name: None)
     assert (doctor._node().state, doctor._node().found) == ("missing", "not installed")
     program = tmp_path / "node"
     program.write_text("#!/bin/sh\n", "utf-8")
@@ -87,3 +88,21 @@ def test_a_port_in_use_a_full_disk_and_a_wrong_clock(monkeypatch, tmp_path):
 @pytest.mark.parametrize("text", ["", "MemAvailable:", "MemAvailable: many kB", "MemTotal: 3 kB"])
 def test_memory_that_the_system_does_not_tell(text):
     assert doctor.memory_of(text) is None
+
+
+def test_neither_a_lost_folder_nor_a_missing_pytorch_ends_it(keyfed, monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setitem(sys.modules, "torch", None)  # its import fails
+    code, found = findings(keyfed)
+    assert code == 1
+    assert found["disk of this folder"]["remedy"] == "go to one that exists"
+    assert "-m pip install torch" in found["PyTorch"]["remedy"]
+    monkeypatch.chdir(tmp_path)
+
+
+def test_node_is_looked_for_without_pytorch():
+    program = "import sys; sys.modules['torch'] = None; from keyfed.cli import doctor; print(doctor._node().what)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "node\n"

@@ -151,3 +151,25 @@ def test_an_error_under_json_is_one_object(keyfed, text, arguments, kind):
     assert found.keys() == {"error"}
     assert (code, found["error"]["exit_code"], found["error"]["kind"]) == (2, 2, kind)
     assert err.splitlines()[-1] == f"error: {found['error']['message']}"
+
+
+def test_a_stream_that_is_not_utf8_ends_no_command(text):
+    program = "from keyfed.cli.options import say; import typer; typer.echo('ε ≤ 8'); say('ρ')"
+    main = "import sys; from keyfed.cli import app; app._write_what_can_be_written();" + program
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", main], capture_output=True, env=environment)
+    assert (done.returncode, done.stdout.strip(), done.stderr.strip()) == (0, b"? ? 8", b"?")
+
+
+def test_words_need_no_quotation_marks(keyfed):
+    one = keyfed("suggest", "base", "see", "you", "at", "the", "--json")
+    assert one == keyfed("suggest", "base", "see you at the", "--json")
+    assert json.loads(one[1])["text"] == "see you at the"
+
+
+def test_resume_without_a_folder_says_that_a_run_begins(keyfed, text):
+    code, _, err = keyfed(
+        "train", "fedavg", "--data", text, "--rounds", 1, "--resume", *TINY, "--set", "train.cohort=3"
+    )
+    assert code == 0, err
+    assert "runs/fedavg-text-cifg holds no run yet: a new one starts there; --out says which run goes on" in err

@@ -46,6 +46,14 @@ RESULT = json.dumps({"about": SECRET, "personal_information": {"name": SECRET}})
 
 # What lies there, what is typed, what is said.
 MISTAKES: dict[str, tuple[Make, list[str], str]] = {
+    "an option of a method": (
+        write("a.txt", LINE),
+        ["train", "fedavg", "--lr", "0.1"],
+        "--lr is no option of its own; write --set lr=VALUE",
+    ),
+    "an option of a section": (write("a.txt", LINE), ["train", "--cohort", "5"], "write --set train.cohort=VALUE"),
+    "text for a method": (write("a.txt", LINE), ["train", "a.txt"], "did you mean --data a.txt?"),
+    "a corpus for a method": (write("a.txt", LINE), ["train", "sotu"], "did you mean --data sotu?"),
     "a page": (write("a.html", f"<p>{LINE}</p>"), ["data", "check", "a.html"], "export the messages as JSON or text"),
     "a workbook": (write("a.xlsx", LINE), ["train", "--data", "a.xlsx"], "save the sheet as CSV"),
     "a backup": (write("m.db.crypt15", LINE), ["data", "check", "m.db.crypt15"], "export the chat from the app"),

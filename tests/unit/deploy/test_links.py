@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from keyfed.deploy.enrolment import forget
 from keyfed.deploy.homes import ServerHome
-from keyfed.deploy.links import LINKS, enrol_page, is_enrolling, link_of, make_links, page_leaves, read_links
+from keyfed.deploy.links import LINKS, KnownLinks, enrol_page, link_of, make_links, page_leaves, read_links
 from keyfed.errors import ConfigError, DeployError, RunError
 from keyfed.wire.pages import Declined
 from keyfed.wire.roster import Enrolled, Roster, is_page, page_key, roster_hash
@@ -42,7 +42,7 @@ def test_a_link_enrols_one_page_and_is_known_by_its_sum_only(home):
     (token,) = make_links(home, name="anna", now=NOW)
     assert len(token) == 43
     assert token not in (home.path / LINKS).read_text()
-    assert is_enrolling(home, NOW)
+    assert KnownLinks(home).is_enrolling(NOW)
     private = Ed25519PrivateKey.generate()
     told = enrol_page(home, request(token, "bert", private), NOW + 1)
     roster = Roster(home.roster)
@@ -50,7 +50,7 @@ def test_a_link_enrols_one_page_and_is_known_by_its_sum_only(home):
     entry = roster.entries["anna"]
     assert is_page(entry)
     assert entry.node_key == page_key(private.public_key().public_bytes_raw())
-    assert not is_enrolling(home, NOW)
+    assert not KnownLinks(home).is_enrolling(NOW)
     assert refused(home, request(token)) == (403, "link")
     assert list(Roster(home.roster).entries) == ["anna"]
 
@@ -87,6 +87,37 @@ def test_what_is_refused_spends_no_link(home):
     forget(home, "anna")
     assert refused(home, request(other, "anna", private)) == (409, "name")  # its keys were sent away
     assert enrol_page(home, request(other, "anna"), NOW)["name"] == "anna"  # a new page of that person
+
+
+def test_an_answer_that_was_lost_is_repeated_to_the_same_page_alone(home):
+    private = Ed25519PrivateKey.generate()
+    (token,) = make_links(home, hours=1, name="anna", now=NOW)
+    first = enrol_page(home, request(token, "x", private), NOW)
+    before = (home.roster.read_bytes(), (home.path / LINKS).read_bytes())
+    make_links(home, now=NOW + 1)  # a link that is used stays known until it expires
+    assert enrol_page(home, request(token, "y", private), NOW + 2) == first
+    assert home.roster.read_bytes() == before[0]
+    assert refused(home, request(token, "x")) == (403, "link")  # another identity
+    assert refused(home, request(token, "x", private, {"name": "z"})) == (400, "malformed")  # not signed by it
+    forget(home, "anna")
+    assert refused(home, request(token, "x", private)) == (403, "link")
+    make_links(home, now=NOW + 3601)
+    assert len(read_links(home)) == 2
+    assert enrol_page(home, request(make_links(home, name="anna", now=NOW)[0]), NOW)["name"] == "anna"  # a new device
+    assert refused(home, request(token, "x", private)) == (403, "link")
+
+
+def test_of_many_used_links_the_latest_stay_known(home, monkeypatch):
+    monkeypatch.setattr("keyfed.deploy.links.MOST_LINKS", 3)
+    for n in range(4):
+        (token,) = make_links(home, now=NOW)
+        private = Ed25519PrivateKey.generate()
+        enrol_page(home, request(token, f"page-{n}", private), NOW)
+    assert [link.used for link in read_links(home).values()] == ["page-1", "page-2", "page-3"]
+    make_links(home, 3, now=NOW)
+    assert [link.used for link in read_links(home).values()] == [None] * 3
+    with pytest.raises(ConfigError, match="3 links are open"):
+        make_links(home, now=NOW)
 
 
 def test_of_many_pages_that_come_at_the_same_time_one_gets_the_link(home):

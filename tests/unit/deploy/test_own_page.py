@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import urllib.error
 import urllib.request
 
@@ -45,6 +46,19 @@ def test_the_page_is_there_from_the_start_and_gone_with_the_server(server, tmp_p
     assert (tmp_path / "home" / "page.txt").read_text() == f"{address}\n"
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(address, timeout=5)
+
+
+def test_the_log_of_others_stays_open(server):
+    class Other(logging.Handler):
+        closed = False
+
+        def close(self):
+            self.closed = True
+            super().close()
+
+    other = Other()
+    server()
+    assert not other.closed
 
 
 def test_its_port_can_be_chosen(server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ import time
 import pytest
 
 from keyfed.deploy.processes import (
+    MOST_LOG,
+    BoundedLog,
     Processes,
     descendants,
     die_with,
@@ -19,6 +22,7 @@ from keyfed.deploy.processes import (
     locked,
     marked,
     parents,
+    refuse_taken,
     running,
     stop_at_signals,
     tail,
@@ -144,6 +148,18 @@ def test_a_free_port_can_be_bound(host):
         pass
 
 
+def test_a_port_that_is_taken_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DeployError, match=rf"^port {port} of 127\.0\.0\.1 is taken; choose another with --port$"):
+            refuse_taken("127.0.0.1", port)
+    refuse_taken("127.0.0.1", port)
+    with pytest.raises(DeployError, match="cannot be had"):
+        refuse_taken("192.0.2.1", port)
+
+
 def test_what_is_done_aside_hands_over_its_result_or_its_error_and_keeps_nobody_waiting():
     assert aside(lambda: "done").result(5) == "done"
 
@@ -167,3 +183,24 @@ def test_the_end_of_a_log(tmp_path):
     assert tail(tmp_path / "none") == ""
     (tmp_path / "log").write_bytes(b"a" * 50 + b"\xffend\n")
     assert tail(tmp_path / "log", 5) == "\ufffdend"
+
+
+def test_a_long_log_is_put_aside_when_a_process_starts(tmp_path):
+    log = tmp_path / "logs" / "one.log"
+    log.parent.mkdir()
+    log.write_bytes(b"x" * (MOST_LOG + 1))
+    for _ in range(2):
+        with Processes(tmp_path) as started:
+            started.start("one", [sys.executable, "-c", "print('here')"]).wait(20)
+    assert log.read_text() == "here\nhere\n"
+    assert (log.parent / "one.old.log").stat().st_size == MOST_LOG + 1
+
+
+def test_a_process_logs_a_bounded_number_of_bounded_lines(capfd):
+    handler = BoundedLog(lines=3, longest=100)
+    for n in range(50):
+        handler.handle(logging.LogRecord("any", logging.ERROR, "x", 1, f"{n} " + "y" * 5_000, None, None))
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 4
+    assert all(len(line) < 160 for line in said)
+    assert said[-1] == "no more lines are logged until the next start"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from keyfed import __version__
 from keyfed.errors import ConfigError
-from keyfed.keyboard import bundle, federated, serve, site
+from keyfed.keyboard import federated, serve, site
 from keyfed.private.dp.statement import rule_for
 
 SERVER = "https://192.0.2.7:8443"
@@ -65,16 +66,42 @@ def test_it_has_a_promise_of_its_own(sites):
     assert b'src="page.mjs"' not in own[site.INDEX]
 
 
-def test_its_hash_is_that_of_all_its_files(sites, one_export, tmp_path):
+def test_its_hash_is_that_of_its_code_wherever_it_is_installed(sites, one_export, tmp_path):
+    """Another server, its policy and another model do not change it: people of two places can compare it."""
     own = contents(sites[1].folder)
     said = json.loads(own[site.PAGE])
     assert said == {"version": __version__, "hash": sites[1].hash, "server": SERVER}
-    listed = site.listed(own[site.WORKER].decode())["files"]
-    sums = {path: entry["sha256"] for path, entry in listed.items() if path != site.PAGE}
-    assert bundle.sha256(json.dumps(sums, sort_keys=True).encode()) == said["hash"]
     assert f"hash {said['hash']}" in site.site_text(sites[1])
-    other = federated.write_federated(one_export, tmp_path / "site")  # the policy is in the index
-    assert other.hash != said["hash"]
+    assert json.loads(own[federated.APP])["keyfed"] == {"version": __version__, "hash": said["hash"]}
+    here = federated.write_federated(one_export, tmp_path / "here")
+    other = contents(here.folder)
+    assert other[site.INDEX] != own[site.INDEX]  # the policy
+    assert here.hash == said["hash"]
+    another = dict(own) | {"model/weights.safetensors": b"another model"}
+    assert federated.hash_of(another, (site.WEB / site.WORKER).read_bytes()) == said["hash"]
+
+
+def edited(web: Path, path: str) -> None:
+    text = (web / path).read_bytes()
+    (web / path).write_bytes(text[:-1] + b" " + text[-1:])
+
+
+PATHS = ["federated/trainer.mjs", "secure/member.mjs", "page.mjs", "worker.mjs", "style.css", "icon-192.png"]
+PATHS += ["data/layouts.json", site.INDEX, site.WORKER, federated.APP]
+
+
+def test_its_hash_is_another_after_a_change_of_any_file_of_the_code(sites, one_export, tmp_path):
+    covered = {path for path in contents(sites[1].folder) if not path.startswith("model/")}
+    assert covered >= set(PATHS)
+    hashes = {sites[1].hash}
+    web = Path(shutil.copytree(site.WEB, tmp_path / "web"))
+    for n, path in enumerate(PATHS):
+        if path == federated.APP:
+            (web / path).write_text((web / path).read_text().replace('"en"', '"fr"'))
+        else:
+            edited(web, path)
+        hashes.add(federated.write_federated(one_export, tmp_path / f"site-{n}", SERVER, web).hash)
+    assert len(hashes) == len(PATHS) + 1
 
 
 @pytest.mark.parametrize(

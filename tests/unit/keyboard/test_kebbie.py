@@ -7,6 +7,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from keyfed.keyboard.session import Slot, Strip
 
 BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "kebbie_bench.py"
@@ -59,5 +61,8 @@ def test_questions_are_answered_and_a_message_begins_with_its_writers_own_words(
     assert keys.learnt == [("old", ""), ("cat", "old ")]
     assert typist.answer("next", "the ", [], "") == ["the"]
     assert typist.answer("correct", "the ", [None], "dog") == ["dog", "the"]
+    with pytest.raises(SystemExit, match="typed 1 messages of 2"):
+        typist.finished()
     assert typist.answer("correct", "", [None], "a") == ["a", "the"]
+    typist.finished()
     assert keys.learnt == [("new", ""), ("sun", "new ")]

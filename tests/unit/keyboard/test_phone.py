@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from keyfed.config.load import dump_toml
 from keyfed.errors import ConfigError, PrivacyError, RunError
+from keyfed.keyboard import phone
 from keyfed.keyboard.aosp import class_of
 from keyfed.keyboard.phone import export_phone
 from keyfed.model.counts import FILE, CountModel, CountTerms, counts_to_bytes
@@ -68,10 +71,37 @@ def test_noise_is_said_and_its_lack_refused_where_a_run_is_private(make_run):
     open_ledger(run / "counts.privacy", terms).book(Release(9.0, 1.0), "counts recount 1", 0)
     done = export_phone(run)
     assert done.words.about["description"].endswith("epsilon 2 SIMULATED")
-    assert "without" in done.notes[0]
+    assert "no written forms" in done.notes[0]
     with_counts(run)
     with pytest.raises(PrivacyError, match="its counts have no noise"):
         export_phone(run)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_dictionary_that_claims_an_epsilon_has_nothing_of_the_text_but_counts(make_run, monkeypatch, raw):
+    """The run itself is not private, so its text is at hand: how words are written in it has no noise."""
+    pytest.importorskip("dp_accounting")
+    run, lines = make_run(), [f"{WORDS[1]} {WORDS[0].title()} {WORDS[2]}"]
+    text = SimpleNamespace(population=SimpleNamespace(trained=[SimpleNamespace(train=lines)] * 3))
+    monkeypatch.setattr(phone, "text_at_hand", lambda trained: (text, []))
+    with_counts(run)
+    assert WORDS[0].title() in export_phone(run).words.words
+    with_counts(run, replace(TERMS, epsilon=2.0, delta=1e-6, verdict="SIMULATED"))
+    (run / "counts.privacy").mkdir()
+    terms = Terms(1e-6, 1_000, 12, 1_000, 12, 9.0, "gaussian", "1", "derived", raw_vocabulary=raw)
+    open_ledger(run / "counts.privacy", terms).book(Release(9.0, 1.0), "counts recount 1", 0)
+    done = export_phone(run)
+    assert all(word == word.lower() for word in done.words.words)
+    assert "no written forms" in done.notes[0]
+    ends = "epsilon 2 SIMULATED; vocabulary without noise" if raw else "epsilon 2 SIMULATED"
+    assert done.words.about["description"].endswith(ends)
+
+
+def test_one_round_is_one_round(make_run):
+    run = with_counts(make_run())
+    for rounds, said in ((1, "1 round"), (2, "2 rounds")):
+        (run / "result.json").write_text(json.dumps({"best_round": rounds}))
+        assert export_phone(run).words.about["description"].split("; ")[1] == said
 
 
 def test_what_has_no_counts_no_words_or_no_locale_is_refused(make_run, monkeypatch):

@@ -533,3 +533,47 @@ def test_characters_are_completed_line_by_line_too(tmp_path):
 
 def test_more_words_than_the_strip_has_are_refused_without_a_text(tmp_path):
     assert "has three words" in str(suggest(a_run(tmp_path), "-k", "4", given="the\n"))
+
+
+@needs_node
+def test_a_letter_behind_a_mark_takes_its_correction_back():
+    """The mark stood inside an address: the word stays as typed and is not known from then on."""
+    board = keyboard()
+    assert typed("the cta.bar i. ", board).text == "the cta.bar I. "
+    assert typed("cta.co.uk ", board).text == "cta.co.uk "
+    assert "cta" not in board.learnt()["words"]
+    assert typed("the cta. The cta, a ", board).text == "the cat. The cat, a "
+
+
+@needs_node
+def test_a_cursor_inside_a_word_is_about_all_of_it():
+    """The strip is that of the whole word, a pick replaces it, and a blank that cuts it in two corrects nothing."""
+    line = TypedLine(keyboard())
+    for _ in press(line, "the ca\x1b[D"):
+        pass
+    assert (line.text, line.right) == ("the c", "a")
+    assert line.strip().correction is None
+    assert "cat" in texts(line.strip())
+    line.pick(next(slot for slot in line.strip().slots if slot and slot.text == "cat"))
+    assert (line.text, line.right) == ("the cat ", "")
+    for _ in press(line, "ctas on\x1b[D\x1b[D\x1b[D\x1b[D "):
+        pass
+    assert line.text + line.right == "the cat cta s on"
+    line = TypedLine(keyboard())
+    for _ in press(line, "pizza\x1b[D\x1b[D"):
+        pass
+    line.pick(line.strip().slots[2])
+    assert (line.text, line.right) == ("pizza 🍕 ", "")
+
+
+@needs_node
+def test_the_terminal_types_on_the_mixture_as_the_page_does():
+    """The base's strips are those of its export with counts, which differ from those of its network."""
+    base = load_base()
+    spelling = spelling_of(base.trained, base)
+    given = ("that is a good ", "i like ", "we went ", "she said ", "happy ", "my mum ", "on the ", "a cup of ")
+    with keyboard_of(base.trained, *spelling, base.counts) as board:
+        want = ["\t".join(suggestions_of(board.suggest(text))) for text in given]
+    with keyboard_of(base.trained, *spelling) as board:
+        assert want != ["\t".join(suggestions_of(board.suggest(text))) for text in given]
+    assert suggest("base", given="\n".join(given) + "\n").splitlines() == want

@@ -21,3 +21,9 @@ def test_a_device_that_is_none(device):
 def test_bf16_is_for_gpus():
     with pytest.raises(ConfigError, match="is for GPUs"):
         choose(TrainConfig(device="cpu", precision="bf16"), SPEC, 1000, 10)
+
+
+def test_no_more_workers_than_clients_of_a_round():
+    choice = choose(TrainConfig(device="cpu", workers=1000), SPEC, 1000, 3)
+    assert choice.workers == 3
+    assert "1000 were set, and a round has 3 clients" in choice.reason

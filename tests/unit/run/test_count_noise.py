@@ -10,7 +10,7 @@ from keyfed.engine.sums.tallies import Sketch
 from keyfed.private.dp.accounting import FINE, Release, epsilon
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.run.counts import levels
-from keyfed.run.counts.fit import summed_cells
+from keyfed.run.counts.fit import Histogram, summed_cells
 from keyfed.run.counts.gather import Gathering, PublicSum, groups_of
 from keyfed.run.counts.levels import CountPlan, count_ngrams
 from keyfed.run.counts.noise import FOLDER, CountNoise
@@ -65,7 +65,8 @@ def test_a_client_moves_no_sum_by_more_than_the_norm_that_its_noise_is_made_for(
     levels._admitted(of_one(texts[0]), plan, tables[:1], V, seen)
     levels._recounted(of_one(texts[0]), plan, tables[:1], keys, estimates, V, seen)
     line = np.full(16, 5, np.int32)  # all of a client's tokens in one cell
-    summed_cells(of_one(line), PublicSum("histogram", {}), 9, lambda text: (text.client[1:], text.tokens[1:]), seen, 16)
+    layout = Histogram(3, 3)
+    summed_cells(of_one(line), PublicSum("histogram", {}), layout, lambda t: (t.client[1:], t.tokens[1:]), seen, 16)
     assert set(moved) == {"recount 1", "sketch 2", "recount 2", "histogram"}
     for what, (norm, allowed) in moved.items():
         assert 0.9 * allowed < norm <= allowed * (1 + 1e-9), what

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from keyfed.engine.sums.tallies import Entries, Fields, Sketch, added, read_recount, recount_fields, vectors
 from keyfed.errors import ConfigError, Lied, RunError
 from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes, grams_of
+from keyfed.model.mixture import BINS
+from keyfed.model.tables import texts_of, written
 from keyfed.private.secagg.collector import Collector
 from keyfed.private.secagg.threshold import SecureSettings
-from keyfed.run.counts import gather, levels
+from keyfed.run.counts import fit, gather, levels
 from keyfed.run.counts.fit import fit_levels
-from keyfed.run.counts.gather import Gathering, groups_of
+from keyfed.run.counts.gather import Gathering, PublicSum, groups_of
 from keyfed.run.counts.levels import CountPlan, count_ngrams, sketches_of
 
 V, END, CLIENTS, K = 14, 2, 12, 3
@@ -71,23 +74,31 @@ def test_what_is_released_is_what_k_clients_wrote_counted_by_hand():
 
 @pytest.mark.parametrize("drop", [False, True], ids=["all stay", "drop-outs"])
 def test_the_protocol_and_the_simulation_release_the_same_bit_for_bit(drop):
-    """Real members and collectors, in two groups; of each sum one client of each group vanishes, never the same."""
+    """Real members and collectors; with one client that vanishes two more are left out, for the rest of the count."""
     text, sent = streams(3), {}
 
     def lost(purpose, name):
-        return drop and int(name[6:]) % 6 == int(purpose[-1]) % 6
+        return drop and (purpose, name) in {
+            ("recount 1", "client7"),
+            ("sketch 2", "client4"),
+            ("smoothing 2", NAMES[0]),
+        }
 
     for secure in (None, SecureSettings()):
-        summed = gathering(text, secure, lost)
+        summed = gathering(text, secure, lost, among=12)
         tables, report = count_ngrams(summed, plan(order=2), V)
-        fitted = fit_levels(gathering(streams(9), secure, lost), tables, V)
+        fitted = fit_levels(gathering(streams(9), secure, lost, among=12), tables, V)
         assert not summed.closed
+        assert summed.missing == ({"recount 1": 1, "sketch 2": 4, "recount 2": 4} if drop else dict.fromkeys(
+            ("recount 1", "sketch 2", "recount 2"), 0))  # fmt: skip
         sent[secure is None] = (as_found(tables), report, summed.moved(), [a.tobytes() for a in
                                   counts_arrays(fitted)])  # fmt: skip
     assert sent[True] == sent[False]
     if drop:
-        gone = {name for name in NAMES if lost("recount 1", name)}
-        assert sent[True][0][0] == truth(text, 1, 4, gone)
+        assert sent[True][0][0] == truth(text, 1, 4, {"client7"})
+        words = {gram[0] for gram in sent[True][0][0]}
+        pairs = truth(text, 2, 4, {"client7", "client4", "client9", "client8"})  # the last by name
+        assert sent[True][0][1] == {gram: found for gram, found in pairs.items() if words >= set(gram)}
 
 
 def counts_arrays(model):
@@ -129,14 +140,14 @@ def test_populations_of_equal_sums_look_alike_to_the_server(monkeypatch):
         seen.setdefault((name, "sent", dealing), []).append(vector.copy())
         return real(self, name, vector)
 
-    def written(*given):
+    def wrote(*given):
         made = write(*given)
         for name, vector in zip(NAMES, made, strict=True):
             seen.setdefault((name, "written", dealing), []).append(vector)
         return made
 
     monkeypatch.setattr(Collector, "take_masked", taken)
-    monkeypatch.setattr(gather, "vectors", written)
+    monkeypatch.setattr(gather, "vectors", wrote)
     released = []
     for dealing in (0, 1, 2, 4, 8), (0, 3, 5, 6, 10):
         counted = Gathering(groups_of(NAMES, dealt(dealing), END, CLIENTS, K), SecureSettings())
@@ -155,15 +166,66 @@ def test_populations_of_equal_sums_look_alike_to_the_server(monkeypatch):
     assert (total == same).all()
 
 
-def test_a_group_whose_sum_stays_closed_is_left_out_and_named():
+def test_a_group_whose_sum_stays_closed_is_left_out_to_the_end_and_named():
     def lost(purpose, name):
         return purpose == "recount 1" and name in NAMES[:2]
 
     few = gathering(streams(3), SecureSettings(), lost, among=4)
-    count_ngrams(few, plan(order=1), V)
+    count_ngrams(few, plan(order=2), V)
     assert len(few.closed) == 1
     assert few.closed[0].startswith("recount 1, group 0: 2 of 4 clients uploaded")
-    assert few.missing == {"recount 1": 4}
+    assert few.missing == dict.fromkeys(("recount 1", "sketch 2", "recount 2"), 4)
+
+
+@pytest.mark.parametrize("secure", [None, SecureSettings()], ids=["clear", "secure"])
+def test_one_count_does_not_single_out_a_client(secure, monkeypatch):
+    """The server reads the sketch at the list of the recount, and subtracts: what is left is of nobody, or of many."""
+    opened, real = {}, Gathering.sums
+
+    def kept(self, public, words, write):
+        for found in real(self, public, words, write):
+            opened[public.purpose] = (found, public)
+            yield found
+
+    monkeypatch.setattr(Gathering, "sums", kept)
+    text, victim = streams(3), "client4"
+    summed = gathering(text, secure, lambda purpose, name: (purpose, name) == ("recount 2", victim), among=12)
+    wide = plan(order=2, width=20_000)  # so wide that hardly any two n-grams meet
+    tables, _ = count_ngrams(summed, wide, V)
+    (sketched, _), (recounted, public) = opened["sketch 2"], opened["recount 2"]
+    keys, sketch = public.numbers["list.keys"], wide.sketches[0]
+    cells = sketch.fields(CLIENTS).read(sketched.total)[0]
+    estimate = np.min([cells[sketch.cell(row, keys)] for row in range(sketch.depth)], 0)
+    gone = estimate - recount_fields(keys.size, CLIENTS, 4).read(recounted.total)[0]
+    wrote = [np.isin(keys, written(texts_of([text[n]], END), tables[:1], V).key) for n in range(CLIENTS)]
+    alone = wrote[NAMES.index(victim)]
+    assert (alone <= (gone > 0)).all()
+    assert (gone != alone).any(), "the difference of two sums is one client's text"
+    assert (gone == sum(wrote[NAMES.index(name)].astype(int) for name in (victim, "client8", "client9"))).all()
+    assert len(recounted.survivors) == CLIENTS - K
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_sums_of_one_text_never_differ_by_a_few_clients(data):
+    """Whoever is lost: every combination of a group's sums is of k clients or more."""
+    names = st.sets(st.sampled_from(NAMES), max_size=3)
+    losses = {purpose: data.draw(names) for purpose in ("recount 1", "sketch 2", "recount 2")}
+    summed = gathering(streams(3), None, lambda purpose, name: name in losses[purpose], among=12)
+    found = []
+    for purpose in losses:
+        try:
+            found += [set(one.survivors) for one in summed.sums(PublicSum(purpose, {}), 1, nothing)]
+        except RunError:
+            break
+    for earlier, later in combinations(found, 2):
+        assert later <= earlier
+        assert len(earlier - later) not in range(1, K)
+        assert 2 * len(later) > CLIENTS
+
+
+def nothing(text):
+    return Entries(*np.zeros((3, 0), np.int64))
 
 
 @pytest.mark.parametrize("secure", [None, SecureSettings()], ids=["clear", "secure"])
@@ -246,6 +308,59 @@ def test_a_mutant_that_puts_smaller_estimates_on_a_list_is_found(monkeypatch):
     monkeypatch.setattr(Sketch, "admitted", lambda self, cells, keys, least: real(self, cells, keys, least - 1))
     with pytest.raises(AssertionError):
         everything_shared_is_of_k_clients(streams(5), monkeypatch)
+
+
+def what_is_fitted_is_of_k_clients(monkeypatch):
+    """Check the histograms that numbers are fitted on against the clients of every bucket, counted by hand."""
+    wrote, read = [], []
+    write, smooth, weigh = fit.Histogram.write, fit.fitted, fit.fit_weights
+
+    def written(self, client, cell, members, most):
+        here = {}
+        for who, where in zip(client.tolist(), cell.tolist(), strict=True):
+            here.setdefault(where // self.width, set()).add(who)
+        wrote.append({bucket: len(clients) for bucket, clients in here.items()})
+        return write(self, client, cell, members, most)
+
+    monkeypatch.setattr(fit.Histogram, "write", written)
+    monkeypatch.setattr(fit, "fitted", lambda level, found: (read.append(found), smooth(level, found))[1])
+    monkeypatch.setattr(fit, "fit_weights", lambda found: (read.append(found), weigh(found))[1])
+    tables, _ = count_ngrams(gathering(streams(5)), plan(), V)
+    fit_levels(gathering(streams(9, length=6), among=12), tables, V, k=K)
+
+    def cells(text):
+        bucket = text.tokens % 7  # rare words' buckets are of few clients
+        return text.client[text.predicted], (bucket * BINS + text.tokens)[text.predicted]
+
+    fit.fit_mixture(gathering(streams(9, length=6), among=12), b"", 1, cells, k=K)
+    assert any(0 < clients < K for here in wrote for clients in here.values()), "no bucket is of fewer than k clients"
+    assert any(clients >= K for here in wrote for clients in here.values())
+    for here, found in zip(wrote, read, strict=True):
+        filled = np.flatnonzero(found.reshape(len(found), -1).any(1))
+        assert all(here[bucket] >= K for bucket in filled.tolist()), "a number is fitted on text of fewer than k"
+        assert len(filled) == sum(clients >= K for clients in here.values())
+
+
+def test_smoothing_and_weights_are_fitted_on_the_text_of_k_clients_by_bucket(monkeypatch):
+    what_is_fitted_is_of_k_clients(monkeypatch)
+
+
+def test_a_mutant_that_fits_a_bucket_of_fewer_clients_is_found(monkeypatch):
+    monkeypatch.setattr(fit, "enough", lambda clients, k: clients >= k - 1)
+    with pytest.raises(AssertionError, match="on text of fewer than k"):
+        what_is_fitted_is_of_k_clients(monkeypatch)
+
+
+def test_buckets_are_counted_over_groups_and_masked_as_in_the_clear():
+    """Two groups of two clients each in a bucket are four."""
+    tables, _ = count_ngrams(gathering(streams(5)), plan(), V)
+    fitted = [
+        counts_arrays(fit_levels(gathering(streams(9), secure, among=6), tables, V, k=7))
+        for secure in (None, SecureSettings())
+    ]
+    assert [a.tobytes() for a in fitted[0]] == [a.tobytes() for a in fitted[1]]
+    few = counts_arrays(fit_levels(gathering(streams(9), among=6), tables, V, k=CLIENTS + 1))
+    assert all(np.isfinite(array).all() for array in few), "no bucket at all is fitted"
 
 
 def test_a_client_contributes_at_most_m_n_grams_those_most_likely_shared():

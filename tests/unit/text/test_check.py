@@ -56,6 +56,13 @@ def test_a_text_that_cannot_be_used_is_one_line(keyfed, tmp_path):
     [
         ("2024-03-12 21:05 somebody wrote {}", "begin with a date or time"),
         ("1710277500 somebody wrote {}", "begin with a date or time"),
+        ("2024. 3. 12. somebody wrote {}", "begin with a date or time"),
+        ("Tue, 12 Mar 2024 21:05:01 +0000 Anna: wrote {}", "begin with a date or time"),
+        ("Anna (12.03.2024 21:05): wrote {}", "begin with a date or time"),
+        ("[지수] [오후 9:05] wrote {}", "begin with a date or time"),
+        ("[12/03 9:00 PM] Anna Smith\nsomebody wrote {}", "begin with a date or time"),
+        ("Anna: somebody wrote {}", "begin alike"),
+        ("Anna Smith, [12 March 2024 at 9:05 PM] wrote {}", "begin alike"),
         ("<p>somebody wrote {}</p>", "hold markup"),
         ('{{"text": "wrote {}"}}', "hold markup"),
         ("see https://example.org/{}", "addresses of the web"),
@@ -63,11 +70,52 @@ def test_a_text_that_cannot_be_used_is_one_line(keyfed, tmp_path):
     ],
 )
 def test_what_would_be_learnt_by_mistake_is_noticed(line, said):
-    lines = [line.format(k) for k in range(40)]
+    lines = [each for k in range(40) for each in line.format(k).split("\n")]
     (found,) = notices(corpus(*lines))
     assert said in found
     assert notices(corpus(*[f"somebody wrote {k} at 21:05 about a < b & c" for k in range(40)])) == ()
     assert said in check_corpus(corpus(*lines)).notices[0]
+
+
+def test_prose_with_colons_and_times_is_not_noticed():
+    lines = ["He said: come in", "See you at 21:05 then", "First Citizen:", "it was (as they say) over", "no more"]
+    assert notices(corpus(*lines * 10)) == ()
+
+
+def notes(folder, number=8):
+    """Notes of one person: words of their own in each."""
+    folder.mkdir()
+    for k in range(number):
+        words = [f"word{chr(97 + k)}{chr(97 + j % 26)}{chr(97 + j // 26)}" for j in range(60)]
+        lines = [" ".join([*words[j : j + 6], "and the note"]) for j in range(0, 60, 6)]
+        (folder / f"n{k}.txt").write_text("\n".join(lines * 4))
+    return folder
+
+
+def test_files_that_may_be_one_persons_are_noticed(keyfed, tmp_path):
+    folder = notes(tmp_path / "notes")
+    code, out, err = keyfed("data", "check", folder)
+    assert (code, err) == (0, "")
+    assert "8 files count as 8 people" in out
+    assert "--set data.folder=person" in out
+    one_person = keyfed("data", "check", folder, "--set", "data.folder=person")[1]
+    assert "one person's" in one_person
+    assert "count as" not in one_person
+    assert "count as" not in keyfed("data", "check", folder, "--set", "data.folder=clients")[1]
+
+
+def test_a_run_notices_files_and_dropped_words(keyfed, tmp_path):
+    folder = notes(tmp_path / "notes")
+    run = ("train", "fedavg", "--data", folder, "--dry-run", "--set", "train.cohort=2", "--set", "data.window=5")
+    code, out, err = keyfed(*run)
+    assert code == 0, err
+    assert "notice: 8 files count as 8 people" in out
+    assert "of the training tokens are not in the vocabulary and would not be learnt" in out
+    assert "--set data.min_clients=1" in out
+    code, out, err = keyfed(*run, "--set", "data.folder=person", "--set", "data.clients=4")
+    assert code == 0, err
+    assert "notice: 8 files" not in out
+    assert "not in the vocabulary" not in out
 
 
 def test_a_run_says_it_too(keyfed, tmp_path):

@@ -101,12 +101,35 @@ def test_whatsapp_as_the_phone_packs_it(tmp_path: Path) -> None:
         "12/03/2024, 21:05 - ", "3/12/24, 9:05 PM - ", f"3/12/24, 9:05{NARROW}PM - ", "12.03.24, 21:05 - ",
         "2024-03-12, 21:05 - ", "2024/03/12 21:05 - ", "12-03-2024 21:05 - ", "12. 3. 2024, 21:05 - ",
         "12/3/2024, 9:05 p. m. - ", "12/03/24 21.05 - ", "12/03/2024 à 21:05 - ", "[12/03/24, 9:05:33 PM] ",
-        f"{LRM}[2024-03-12, 21:05:33] ", "[12/03/2024 21:05:33] ", "٢٠٢٤/٠٣/١٢، 21:05 - ".replace("،", ","),
+        f"{LRM}[2024-03-12, 21:05:33] ", "[12/03/2024 21:05:33] ", "٢٠٢٤/٠٣/١٢، 21:05 - ",
+        "\u200f١٢/٠٣/٢٠٢٤، ٩:٠٥ م - ", "١٢\u200f/٠٣\u200f/٢٠٢٤، ٩:٠٥ م - ", "۱۴۰۲/۱۲/۲۲، ۲۱:۰۵ - ",
+        "2024. 3. 12. 오후 9:05, ", "[2024. 3. 12. 오후 9:05:01] ",
+        "2024년 3월 12일 오후 9:05, ", "2024년 3월 12일 오후 9:05 - ",
+        "2024/3/12 下午9:05 - ", "[2024/3/12 下午9:05:01] ", "2024年3月12日 21:05 - ", "21:05, 12/3/2024 - ",
+        "12.03.24 г., 21:05 - ", "12/3/24, 9:05 μ.μ. - ", "12.3.2024 klo 21.05 - ", "12/03/2024 9:05 PTG - ",
     ],
 )  # fmt: skip
 def test_forms_of_dates(stamp: str) -> None:
     assert head(f"{stamp}Anna: see you: at nine") == ("Anna", "see you: at nine")
     assert head(f"{stamp}Anna left") == ("", "")
+
+
+def test_a_chat_of_a_korean_phone(tmp_path: Path) -> None:
+    lines = ["2024. 3. 12. 오후 9:05, 지수 : 안녕 오늘 뭐해", "2024. 3. 12. 오후 9:06, 민준 : 집에 있어", "잘 지내?"]
+    corpus = read_corpus(put(tmp_path / "KakaoTalkChats.txt", "\n".join(lines * 3)))
+    assert said(corpus, "지수", "민준") == [("안녕 오늘 뭐해",) * 3, ("집에 있어", "잘 지내?") * 3]
+
+
+def test_kakaotalk_on_a_computer(tmp_path: Path) -> None:
+    lines = [
+        "--------------- 2024년 3월 12일 화요일 ---------------",
+        "[지수] [오후 9:05] 안녕 오늘 뭐해",
+        "[민준] [오후 9:06] 집에",
+        "있어",
+    ]
+    corpus = read_corpus(put(tmp_path / "KakaoTalk_20240312.txt", "\n".join(["지수 님과 카카오톡 대화", *lines * 3])))
+    assert said(corpus, "지수", "민준") == [("안녕 오늘 뭐해",) * 3, ("집에", "있어") * 3]
+    assert corpus.formats == ("KakaoTalk chat",)
 
 
 def test_one_author_is_picked_and_prose_with_dates_is_prose(tmp_path: Path) -> None:

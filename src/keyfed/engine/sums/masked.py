@@ -93,6 +93,9 @@ class Attendance(NamedTuple):
 class MaskedSum:
     """One secure sum, both sides of it: shares at once, vectors as they come, unmasked at the end.
 
+    Args:
+      reserve: vectors that can still be left out when all are there (`Collector.keep_apart`).
+
     Raises:
       SecureSumError: whatever a client refuses, or a server cannot open.
     """
@@ -104,6 +107,7 @@ class MaskedSum:
         current: SelfWeighedRound | Attendance,
         settings: SecureSettings,
         costs: Costs,
+        reserve: int = 0,
     ) -> None:
         self._costs = costs
         identities = {client: Identity.make() for client in current.called}
@@ -114,7 +118,7 @@ class MaskedSum:
         floors = Floors(settings.floor)
         self.ratio = terms.ratio
         costs.bytes["keys"] += (len(cohort) + 1) * sum(_posted(signed) for signed in cohort)  # one up, all of them down
-        self._collector = Collector(terms)
+        self._collector = Collector(terms, reserve)
         with costs.at("clients"):
             self._members = {
                 client: Member(client, made[client][0], terms, public, floors) for client in current.training
@@ -133,6 +137,10 @@ class MaskedSum:
         self._costs.bytes["masked"] += masked.nbytes
         with self._costs.at("server"):
             self._collector.take_masked(client, masked)
+
+    def keep_apart(self, before: int, apart: int) -> None:
+        """Leave out a few who were added, where too few are gone since an earlier sum; see `Collector`."""
+        self._collector.keep_apart(before, apart)
 
     def total(self) -> tuple[Vector, tuple[ClientId, ...]]:
         """Open the sum of those who were added; return it and who they are."""

@@ -11,7 +11,7 @@ import { keepOffline } from "./page/offline.mjs";
 import { KEYBOARD, PAGE, scriptAddress } from "./page/scripts.mjs";
 import { Seal } from "./page/seal.mjs";
 import { SettingsPanel } from "./page/settings.mjs";
-import { PERSONAL_KEY, Store } from "./page/store.mjs";
+import { FORGOTTEN_KEY, PERSONAL_KEY, SETTINGS_KEY, Store } from "./page/store.mjs";
 import { SuggestionStrip } from "./page/strip.mjs";
 import { startsSentence } from "./decoder/casing.mjs";
 import { collectEarly } from "./decoder/collect.mjs";
@@ -36,6 +36,8 @@ class Page {
   #constants;
   #store;
   #settings;
+  #unsaved = {}; // what was set while incognito: written when that ends
+  #forgotten; // when everything was forgotten last, as far as this tab knows
   #personal = "";
   #meter = new Meter();
   #worker = null;
@@ -48,14 +50,14 @@ class Page {
   #actions = new Map(); // id → resolve
   #nextAction = 1;
   #report = 0; // the timer of the next report
-  /** Called when the engine is there, a setting has changed or everything is forgotten: for a page that does more. */
+  /** Called when the engine is there, a setting has changed or everything is forgotten, here or in another tab: for a page that does more. */
   watch = () => {};
 
   /** @param {Store} store  then the tables of these names */
   constructor(store, layouts, constants, { groups }) {
     [this.#store, this.#constants] = [store, constants];
     const names = Object.keys(layouts);
-    this.#settings = this.#store.settings(names);
+    [this.#settings, this.#forgotten] = [this.#store.settings(names), this.#store.forgotten];
     this.strip = new SuggestionStrip(byId("strip"), byId("live"), {
       pick: (slot, _, time) => {
         this.editor.pick(slot, time);
@@ -90,6 +92,7 @@ class Page {
       press: (key) => this.#press(key),
       swipe: ({ points, time }) => this.editor.swipe(points, time),
       shift: () => this.editor.refresh(),
+      say: (text) => this.strip.say(text),
     });
     this.panel = new SettingsPanel(byId("panel-body"), {
       layouts: names, learnAfter: constants.learn_after,
@@ -165,7 +168,7 @@ class Page {
     if (!ngram && ["ngram", "network"].includes(this.#settings.source)) this.#settings.source = "personal";
     if (lost) this.#notice(`What was learnt before could not be read (${lost}); it is left out, and kept until you forget everything.`, true);
     else this.#notice("");
-    if (this.#later) this.#act(this.#later.action, this.#later.value);
+    if (this.#later) this.#send(this.#later.action, this.#later.value);
     else if (lost) this.#store.setAside();
     this.#later = null;
     this.#sayPlace();
@@ -243,8 +246,16 @@ class Page {
   #change(name, value) {
     // Going incognito is written down (so that a reload does not silently begin to learn); after that nothing is.
     const stored = !this.#settings.incognito || name === "incognito";
+    this.#unsaved[name] = value;
+    if (stored) {
+      this.#store.saveSettings(this.#unsaved);
+      this.#unsaved = {};
+    }
+    this.#set(name, value);
+  }
+
+  #set(name, value) {
     this.#settings = { ...this.#settings, [name]: value };
-    if (stored) this.#store.saveSettings(this.#settings);
     if (name === "incognito" || name === "learn") this.#seal.close(byId("text").value);
     if (name === "layout" || name === "numbers") this.keyboard.setLayout(this.#settings.layout, this.#settings.numbers);
     if (name === "keep" && !value) this.draft.forget();
@@ -315,20 +326,54 @@ class Page {
   }
 
   #forgetStored() {
+    this.#store.forgetPersonal();
+    this.#store.sayForgotten();
+    this.#forgetHere();
+  }
+
+  /** What this tab holds: the others have copies of their own. */
+  #forgetHere() {
+    this.#forgotten = this.#store.forgotten;
     this.draft.forget();
     this.pictures.forget();
-    this.#store.forgetPersonal();
+    this.#seal.close(byId("text").value); // what stands there is not learnt now either
     this.#personal = JSON.stringify(NOTHING);
     this.panel.showPersonal(NOTHING);
     this.#sayPlace();
   }
 
   /** Another tab forgot or learnt something: what is stored counts here too. */
-  #storedElsewhere(json) {
-    const [action, value] = json ? ["importJSON", json] : ["forgetAll"];
-    if (!json) this.draft.forget();
+  #storedElsewhere(key, json) {
+    if (key === SETTINGS_KEY) return this.#takeIncognito();
+    if (key === PERSONAL_KEY && json) return this.#sendLater("importJSON", json);
+    this.#forgetElsewhere();
+  }
+
+  #forgetElsewhere() {
+    this.#forgetHere();
+    this.#sendLater("forgetAll");
+    this.watch("forgotten elsewhere");
+  }
+
+  #sendLater(action, value) {
     if (this.#ready) this.#send(action, value);
     else this.#later = { action, value };
+  }
+
+  /** Incognito is of all tabs: one that goes on keeping what is typed would undo the other's. */
+  #takeIncognito() {
+    const { incognito } = this.#store;
+    if (typeof incognito !== "boolean" || incognito === this.#settings.incognito) return;
+    if (!incognito) this.#store.saveSettings(this.#unsaved);
+    this.#unsaved = {};
+    this.#set("incognito", incognito);
+    this.panel.showSettings(this.#settings);
+  }
+
+  /** A page that the browser had put away heard of nothing meanwhile. */
+  #cameBack() {
+    this.#takeIncognito();
+    if (this.#store.forgotten !== this.#forgotten) this.#forgetElsewhere();
   }
 
   // ---------------------------------------------------------------- the rest
@@ -344,8 +389,9 @@ class Page {
       this.draft.broughtBack();
     });
     window.addEventListener("storage", ({ key, newValue }) => {
-      if (key === PERSONAL_KEY || key === null) this.#storedElsewhere(newValue);
+      if ([PERSONAL_KEY, FORGOTTEN_KEY, SETTINGS_KEY, null].includes(key)) this.#storedElsewhere(key, newValue);
     });
+    window.addEventListener("pageshow", ({ persisted }) => persisted && this.#cameBack());
     new Dialog(byId("panel"), document.querySelector("main"), byId("open-panel"), byId("close-panel"), WIDE);
     handOver({ copy: byId("copy"), share: byId("share"), area: byId("text"), say: (text) => this.strip.say(text) });
     this.strip.show(EMPTY);

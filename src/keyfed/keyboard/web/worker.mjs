@@ -11,6 +11,7 @@ import { LoadError, fetchedJSON, loadExport, sourceOf } from "./decoder/model.mj
 import { Mixture, NGram } from "./decoder/ngram.mjs";
 
 // What these import: named here, all of it is requested at once and not one layer after the other.
+import "./decoder/cache.mjs";
 import "./decoder/casing.mjs";
 import "./decoder/characters.mjs";
 import "./decoder/context.mjs";

@@ -364,7 +364,7 @@ RULES = (
     Rule("federated/*.mjs", "public", "public", "a federation's page: what keeps, trains and takes part", "", "site"),
     Rule("secure/*.mjs", "public", "public", "a federation's page: secure sums", "", "site"),
     Rule("training/*.mjs", "public", "public", "a federation's page: local training", "", "site"),
-    Rule("page.json", "ledger", "ledger", "version, the hash of all files, and the server", "", "site"),
+    Rule("page.json", "ledger", "ledger", "version, the hash of the code, and the server", "", "site"),
     Rule("service-worker.js", "ledger", "ledger", "the sums of all files", "", "site"),
     Rule("*", "public", "public", "the page", "", "site"),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from keyfed.errors import BelowThreshold, Lied, SecureSumError
 from keyfed.private.secagg import shamir
 from keyfed.private.secagg.accusation import shown_key
 from keyfed.private.secagg.keys import agree, framed
+from keyfed.private.secagg.nested import to_leave_out
 from keyfed.private.secagg.terms import CHECK_WORDS, SumTerms
 from keyfed.private.secagg.threshold import least_alive
 from keyfed.private.secagg.wire import (
@@ -34,10 +35,15 @@ class Collector:
     A message that does not fit (unknown client, second one, late, wrong size) is an error and leaves the sum as it was:
     the client counts as lost. Uploads are added as they come, so memory is one vector. Signatures are not looked at:
     the server checks them (`keys.verify`) when the keys are posted.
+
+    Args:
+      reserve: uploads that are held back, those of the last clients by name: as many can still be left out
+        (`keep_apart`). Memory is one vector more for each.
     """
 
-    def __init__(self, terms: SumTerms) -> None:
+    def __init__(self, terms: SumTerms, reserve: int = 0) -> None:
         self.terms = terms
+        self._reserve, self._waiting = reserve, dict[str, NDArray[np.uint32]]()
         self._digest, self._places, self._keys = terms.digest(), terms.places(), terms.keys_of()
         self._packages: dict[str, dict[str, bytes]] = {}
         self._commitments: dict[str, bytes] = {}
@@ -85,8 +91,20 @@ class Collector:
             got = f"{vector.dtype} {list(vector.shape)}"
             raise SecureSumError(f"{client} uploaded {got}; a masked vector is uint32 [{self.terms.sent_length}]")
         self._sum = np.zeros(self.terms.sent_length, dtype=np.uint32) if self._sum is None else self._sum
-        self._sum += vector
+        self._waiting[client] = vector
+        if len(self._waiting) > self._reserve:
+            self._sum += self._waiting.pop(min(self._waiting))
         self._uploaded.add(client)
+
+    def keep_apart(self, before: int, apart: int) -> None:
+        """Leave out the last of those who uploaded, by name, where fewer than `apart` are gone since an earlier sum.
+
+        Args:
+          before: clients of the earlier sum; all members of this one are among them (`private.secagg.nested`).
+        """
+        for name in sorted(self._uploaded, reverse=True)[: to_leave_out(before, len(self._uploaded), apart)]:
+            del self._waiting[name]
+            self._uploaded.remove(name)
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -94,6 +112,9 @@ class Collector:
         if self._survivors is None:
             self._check_enough(len(self._uploaded), "uploaded", self.terms.threshold)
             self._survivors = tuple(sorted(self._uploaded))
+            for name in sorted(self._waiting):
+                assert self._sum is not None, "somebody uploaded"
+                self._sum += self._waiting.pop(name)
         return self._survivors
 
     @property

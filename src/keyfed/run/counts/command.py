@@ -25,7 +25,7 @@ from keyfed.run.counts.gather import Gathering, groups_of
 from keyfed.run.counts.levels import DEPTH, DEPTH_NOISED, LevelFound
 from keyfed.run.counts.mixing import score_models
 from keyfed.run.counts.noise import FOLDER, CountNoise, check_booked, releases_of
-from keyfed.run.counts.release import Made, NetworkReader, make_counts, spaced
+from keyfed.run.counts.release import Made, NetworkReader, make_counts
 from keyfed.run.counts.terms import plan_of, refuse_terms
 from keyfed.run.encode import Streams
 from keyfed.run.folder import Trained
@@ -92,6 +92,12 @@ def refuse_counts(trained: Trained, prepared: Prepared, how: Counting) -> None:
             f"{trained.folder / FOLDER} has {spent} releases: counts without noise in their place would void their "
             "epsilon. Count for another run"
         )
+    if how.privacy is not None and not spent and (trained.folder / FILE).exists():
+        raise PrivacyError(
+            f"{trained.folder / FILE} has counts of these clients without noise: who has seen it knows more than an "
+            "epsilon of counts in its place would say. Count for another run, or remove the file if it was shown to "
+            "no one"
+        )
     refuse_terms(how)
     if clients < how.k:
         raise DataError(f"{prepared.corpus.name} has {clients:,} clients, and an n-gram needs {how.k} (--k)")
@@ -121,20 +127,17 @@ def sum_groups(prepared: Prepared, trained: Trained, how: Counting, streams: Str
     line_end = EOS if trained.reads_lines else None
     least = least_of(trained, how)
     groups = groups_of(list(streams), list(streams.values()), line_end, how.among, least)
-    return Gathering(groups, settings_of(trained.config) if secure and not published else None)
+    settings = settings_of(trained.config)
+    return Gathering(groups, settings if secure and not published else None, apart=max(how.k, settings.floor))
 
 
-def validation_of(prepared: Prepared, tokens: int, clients: int | None = None) -> Streams:
-    """Return the first validation tokens of every client, none of some; of a published text, that text.
-
-    Args:
-      clients: of how many, evenly spaced by name; None for all.
-    """
+def validation_of(prepared: Prepared, tokens: int) -> Streams:
+    """Return the first validation tokens of every client, none of some; of a published text, that text."""
     some = opening(prepared.valid, tokens)
     if prepared.population.valid is not None:
         return some
     nothing = np.zeros(0, np.int32)
-    return {name: some.get(name, nothing) for name in spaced(prepared.store.names, clients)}
+    return {name: some.get(name, nothing) for name in prepared.store.names}
 
 
 def count_run(
@@ -163,11 +166,11 @@ def count_run(
         )  # fmt: skip
     published = prepared.population.valid is not None
 
-    def validation(tokens: int, chosen: int | None = None) -> Gathering:
-        return sum_groups(prepared, trained, how, validation_of(prepared, tokens, chosen), published)
+    def validation(tokens: int) -> Gathering:
+        return sum_groups(prepared, trained, how, validation_of(prepared, tokens), published)
 
     reader = NetworkReader(trained.spec, trained.params, trained.reads_lines)
-    made = make_counts(reader, vocab, plan, counting, validation, least_of(trained, how), noise, published, say)
+    made = make_counts(reader, vocab, plan, counting, validation, noise, published, say)
     made.write(trained.folder)
     excluded = "" if noise is None else excluded_of(trained.config)
     return report_of(made, trained.folder, counting, excluded, began)

@@ -2,12 +2,16 @@
 
 Every client counts its first `MOST_TOKENS` validation tokens. A published validation text is no client's: the server
 reads it.
+
+Next to its histogram a client adds a 1 for every bucket that its tokens are in. What is fitted for a bucket is of k
+clients or more: one of fewer is emptied, and takes what all others come to together. Sums with noise do without.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,41 +41,83 @@ def opening(streams: Mapping[str, NDArray[Any]], most: int = MOST_TOKENS) -> dic
     return found
 
 
-def histogram_fields(length: int, members: int, most: int) -> Fields:
-    """Return the fields of a histogram: all of a client's tokens, at most so many, may lie in one cell."""
-    return Fields((length,), (members * most,))
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The layout of a histogram's cells, alike for all clients.
+
+    Attributes:
+      buckets: each has `width` cells.
+      counted: whether clients are counted by bucket, too.
+    """
+
+    buckets: int
+    width: int
+    counted: bool = True
+
+    @property
+    def length(self) -> int:
+        return self.buckets * self.width
+
+    def fields(self, members: int, most: int) -> Fields:
+        """Return the fields of a sum: all of a client's tokens, at most so many, may lie in one cell."""
+        lengths, sizes = (self.length, self.buckets), (members * most, members)
+        return Fields(lengths, sizes) if self.counted else Fields(lengths[:1], sizes[:1])
+
+    def write(self, client: Ints, cell: Ints, members: int, most: int) -> Entries:
+        """Return what clients write, from the client and the cell of every token."""
+        both, count = np.unique(client * self.length + cell, return_counts=True)
+        entries = [Entries(both // self.length, both % self.length, count)]
+        if self.counted:
+            there = np.unique(client * self.buckets + cell // self.width)
+            entries.append(Entries(there // self.buckets, there % self.buckets, np.ones(there.size, np.int64)))
+        return self.fields(members, most).write(entries)
 
 
-def write_histogram(client: Ints, cell: Ints, length: int, members: int, most: int) -> Entries:
-    """Return what clients write, from the client and the cell of every token."""
-    both, count = np.unique(client * length + cell, return_counts=True)
-    return histogram_fields(length, members, most).write([Entries(both // length, both % length, count)])
+SMOOTHING = Histogram(BUCKETS, WIDTH)
+
+
+def mixture_histogram(order: int) -> Histogram:
+    """Return the layout of the mixture's histogram."""
+    return Histogram(order * ROWS, BINS)
+
+
+def enough(clients: Ints, k: int) -> NDArray[np.bool_]:
+    """Say what buckets are of k clients or more."""
+    return np.asarray(clients >= k)
 
 
 def summed_cells(
     gathering: Gathering,
     public: PublicSum,
-    length: int,
+    layout: Histogram,
     cells: Callable[[Texts], tuple[Ints, Ints]],
     noised: Noised | None = None,
     most: int = MOST_TOKENS,
+    k: int = 0,
 ) -> NDArray[Any]:
-    """Sum histograms over clients.
+    """Sum histograms over clients; return [buckets, width].
 
     Args:
       cells: the client and the cell of every token of a block.
       most: tokens of a client.
+      k: clients that a bucket needs, else it is empty; 0 where clients are not counted.
     """
-    fields = histogram_fields(length, gathering.members, most)
+    layout = replace(layout, counted=k > 0)
+    fields = layout.fields(gathering.members, most)
     public = PublicSum(public.purpose, {**public.numbers, TOKENS: np.array([most])})
 
     def write(text: Texts) -> Entries:
-        return write_histogram(*cells(text), length, gathering.members, most)
+        return layout.write(*cells(text), gathering.members, most)
 
-    total: NDArray[Any] = np.zeros(length, np.int64)
+    total: NDArray[Any] = np.zeros(layout.length, np.int64)
+    clients = np.zeros(layout.buckets, np.int64)
     for opened in gathering.sums(public, fields.words, write):
-        total += fields.read(opened.total)[0]
-    return total if noised is None else noised(public.purpose, total, float(most))[0]
+        found = fields.read(opened.total)
+        total += found[0]
+        clients += found[1] if k else 0
+    if noised is not None:
+        total = noised(public.purpose, total, float(most))[0]
+    return np.where(enough(clients, k)[:, None], total.reshape(layout.buckets, layout.width), 0)
 
 
 def smoothing_numbers(tables: Sequence[GramTable], levels: Sequence[Level]) -> dict[str, NDArray[Any]]:
@@ -101,9 +147,18 @@ def smoothing_cells(
 
 
 def fit_levels(
-    gathering: Gathering, tables: Sequence[GramTable], vocab: int, noised: Noised | None = None, most: int = MOST_TOKENS
+    gathering: Gathering,
+    tables: Sequence[GramTable],
+    vocab: int,
+    noised: Noised | None = None,
+    most: int = MOST_TOKENS,
+    k: int = 0,
 ) -> KneserNey:
-    """Smooth the released n-grams (`model.smoothing`), one sum for each length."""
+    """Smooth the released n-grams (`model.smoothing`), one sum for each length.
+
+    Args:
+      k: see `summed_cells`.
+    """
     texts = [group.texts for group in gathering.groups]
     readings = {id(text): TextReading.begun(text, vocab) for text in texts}
     levels: list[Level] = []
@@ -115,7 +170,7 @@ def fit_levels(
             return tallied(level, text, at[id(text)], n)
 
         public = PublicSum(f"smoothing {n}", smoothing_numbers(tables, levels))
-        found = summed_cells(gathering, public, BUCKETS * WIDTH, cells, noised, most)
+        found = summed_cells(gathering, public, SMOOTHING, cells, noised, most, k)
         levels.append(fitted(level, found))
         readings = {id(text): read_on(levels[-1], level, text, readings[id(text)], n) for text in texts}
         lower = levels[-1].prob
@@ -129,20 +184,21 @@ def fit_mixture(
     cells: Callable[[Texts], tuple[Ints, Ints]],
     noised: Noised | None = None,
     most: int = MOST_TOKENS,
+    k: int = 0,
 ) -> tuple[Mixture, str]:
     """Fit the weights of the network from one summed histogram; return them, and what to say of empty buckets.
 
     Args:
       counts: the file that the weights are fitted for.
+      k: see `summed_cells`.
     """
     rows = order * ROWS
     public = PublicSum("mixture", {"counts": np.frombuffer(counts, np.uint8)})
-    found = summed_cells(gathering, public, rows * BINS, cells, noised, most)
-    found = np.maximum(found.reshape(rows, BINS), 0)
+    found = np.maximum(summed_cells(gathering, public, mixture_histogram(order), cells, noised, most, k), 0)
     tokens = found.sum(1)
     few = int((tokens < FEWEST).sum())
     note = (
         f"{few} of {rows} buckets of the mixture have fewer than {FEWEST} of {math.floor(tokens.sum()):,} validation "
-        "tokens; they take the weight of all together"
+        f"tokens{f', or those of fewer than {k} clients' if k else ''}; they take the weight of all others together"
     )
     return mixture_of(fit_weights(found), order), note if few else ""

@@ -6,15 +6,18 @@ every client and the server play their role (`engine.sums.masked.MaskedSum`). Re
 writes, of the same public numbers (`run.remote.counting`). All three give the same words, bit for bit.
 
 A group below the floor would hide too few clients. So groups are never smaller, in the clear neither, and a few clients
-more than `among` form one group. A group whose sum stays closed is left out of that sum. A count of which a sum lacks
-half of the clients ends.
+more than `among` form one group. A count of which a sum lacks half of the clients ends.
+
+The sums of one text are of the same statistics. So who is lost in one of them is in no later sum of that text, and
+where fewer than `apart` are lost, others are left out with them. Clients would not open another sum
+(`private.secagg.nested`). A group whose sum stays closed is in no later sum of that text.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,14 +26,15 @@ from numpy.typing import NDArray
 
 from keyfed.engine.sums.codec import Vector
 from keyfed.engine.sums.tallies import Entries, added, vectors
-from keyfed.errors import RunError, SecureSumError
+from keyfed.errors import BelowThreshold, RunError, SecureSumError
 from keyfed.model.ngram import Tokens
 from keyfed.model.tables import Texts, texts_of
+from keyfed.private.secagg.nested import Chain, to_leave_out
 from keyfed.private.secagg.threshold import SecureSettings
 
 Write = Callable[[Texts], Entries]  # of a block of clients: the words that they add to
 Lost = Callable[[str, str], bool]  # (what is summed, client): whether it vanishes before its vector is there
-RealSum = Callable[["PublicSum", int, "Group"], "Opened"]  # (sum, words of a vector, clients): their opened sum
+RealSum = Callable[["PublicSum", int, "Called"], "Opened"]  # (sum, words of a vector, clients): their opened sum
 
 
 class PublicSum(NamedTuple):
@@ -76,21 +80,42 @@ def groups_of(
     return [Group(tuple(names[a:b]), texts_of(streams[a:b], line_end)) for a, b in pairwise(bounds)]
 
 
+class Called(NamedTuple):
+    """The clients of a group that are called for a sum.
+
+    Attributes:
+      largest: clients of the largest group.
+      before: clients of the last sum of this text, who are all of these; None before the first sum.
+      apart: clients who are lost together at least, see `private.secagg.nested`.
+    """
+
+    names: tuple[str, ...]
+    largest: int
+    before: int | None
+    apart: int
+
+
 class Opened(NamedTuple):
-    """One group's opened sum."""
+    """One group's opened sum, and whose vectors are in it."""
 
     total: Vector
-    clients: int
+    survivors: tuple[str, ...]
+
+    @property
+    def clients(self) -> int:
+        return len(self.survivors)
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Sums over the clients of groups.
+    """Sums of one text over the clients of groups.
 
     Attributes:
       settings: of secure sums; None adds in the clear.
       lost: which clients drop out of which sum.
       real: forms a group's sum with real clients, who have the text; None where clients are simulated.
+      apart: clients that two sums of a group differ by at least, if they differ.
+      chains: of groups, by their clients: what follows from their sums so far; None where one stayed closed.
       words: of the vectors that one client sent, by what was summed.
       closed: groups that were left out, and why.
       missing: clients that are in no opened sum, by what was summed.
@@ -100,6 +125,8 @@ class Gathering:
     settings: SecureSettings | None = None
     lost: Lost = lambda purpose, name: False
     real: RealSum | None = None
+    apart: int = 3
+    chains: dict[tuple[str, ...], Chain | None] = field(default_factory=dict)
     words: dict[str, int] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
@@ -112,6 +139,18 @@ class Gathering:
     @property
     def clients(self) -> int:
         return sum(len(group.names) for group in self.groups)
+
+    def after(self, earlier: Gathering, groups: int | None = None) -> Gathering:
+        """Return this gathering where `earlier` had sums of the same text.
+
+        Args:
+          groups: how many of the groups at most, evenly spaced, and none that stayed closed; None for all.
+        """
+        chains, chosen = earlier.chains, self.groups
+        if groups is not None:
+            still = [group for group in self.groups if chains.get(group.names, Chain()) is not None]
+            chosen = [still[n * len(still) // groups] for n in range(groups)] if groups < len(still) else still
+        return replace(self, groups=chosen, chains=chains)
 
     def sums(self, public: PublicSum, words: int, write: Write) -> Iterator[Opened]:
         """Yield every group's opened sum.
@@ -126,9 +165,13 @@ class Gathering:
         purpose = public.purpose
         self.words[purpose] = words
         for number, group in enumerate(self.groups):
+            if self.chains.get(group.names, Chain()) is None:
+                self.leave_out(purpose, len(group.names))
+                continue
             try:
                 opened = self._sum(public, words, group, write)
             except SecureSumError as e:
+                self.chains[group.names] = None
                 self.leave_out(purpose, len(group.names), f"{purpose}, group {number}: {e}")
                 continue
             self.leave_out(purpose, len(group.names) - opened.clients)
@@ -147,20 +190,47 @@ class Gathering:
             )
 
     def _sum(self, public: PublicSum, words: int, group: Group, write: Write) -> Opened:
+        """Form a group's sum over those of its clients that no sum of this text has lost."""
+        chain = self.chains.get(group.names) or Chain()
+        names = group.names if chain.opened is None else tuple(n for n in group.names if n in chain.opened)
+        threshold = (self.settings or SecureSettings()).threshold_of(len(names))
+        joined = chain.joined(names, threshold, self.apart)
+        called = Called(names, self.members, None if chain.opened is None else len(chain.opened), self.apart)
         if self.real is not None:
-            return self.real(public, words, group)
-        written = write(group.texts)
-        stays = np.array([not self.lost(public.purpose, name) for name in group.names])
+            opened = self.real(public, words, called)
+        else:
+            stays = {name for name in names if not self.lost(public.purpose, name)}
+            opened = self._simulated(public, words, group, write(group.texts), called, stays, threshold)
+        self.chains[group.names] = joined.settled(opened.survivors, self.apart)
+        return opened
+
+    def _simulated(
+        self,
+        public: PublicSum,
+        words: int,
+        group: Group,
+        written: Entries,
+        called: Called,
+        stays: set[str],
+        threshold: int,
+    ) -> Opened:
+        """Form the sum of those who stay, less those who are left out with the lost."""
         if self.settings is None:
-            return Opened(added(written, words, stays), int(stays.sum()))
+            more = 0 if called.before is None else to_leave_out(called.before, len(stays), self.apart)
+            survivors = tuple(sorted(stays)[: max(0, len(stays) - more)])
+            if len(survivors) < threshold:
+                raise BelowThreshold(f"{len(survivors)} of {len(called.names)} clients are left of {threshold} needed")
+            return Opened(added(written, words, np.isin(group.names, survivors)), survivors)
         from keyfed.engine.sums.masked import Attendance, Costs, MaskedSum  # needs a package of its own
 
-        summed = MaskedSum(public.digest(), words, Attendance(group.names, group.names), self.settings, Costs())
-        for name, vector, here in zip(group.names, vectors(written, words, len(group.names)), stays, strict=True):
-            if here:
+        attendance = Attendance(called.names, called.names)
+        summed = MaskedSum(public.digest(), words, attendance, self.settings, Costs(), self.apart - 1)
+        for name, vector in zip(group.names, vectors(written, words, len(group.names)), strict=True):
+            if name in stays:
                 summed.add(name, vector)
-        total, survivors = summed.total()
-        return Opened(total, len(survivors))
+        if called.before is not None:
+            summed.keep_apart(called.before, self.apart)
+        return Opened(*summed.total())
 
     def moved(self) -> dict[str, int]:
         """Return the bytes one client sent, by what was summed."""

@@ -55,8 +55,13 @@ class CountPlan:
     sketches: tuple[Sketch, ...]
 
 
-def sketches_of(budget: float, order: int, members: int, vocab: int, seed: int, depth: int) -> tuple[Sketch, ...]:
+def sketches_of(
+    budget: float, order: int, members: int, vocab: int, seed: int, depth: int, said: str = "--"
+) -> tuple[Sketch, ...]:
     """Return the sketches that a client's budget in bytes has room for, alike for every length.
+
+    Args:
+      said: what stands before the name of an option.
 
     Raises:
       ConfigError: a row would have fewer cells than the vocabulary has words.
@@ -69,7 +74,8 @@ def sketches_of(budget: float, order: int, members: int, vocab: int, seed: int, 
         needed = 4 * (order - 1) * -(-vocab * depth // cells_a_word)
         raise ConfigError(
             f"{budget / 1e6:g} MB a client leave {width:,} cells a row for each of {order - 1} sketches, fewer than "
-            f"the vocabulary has words ({vocab:,}); give --megabytes {needed / 1e6:.2g} or more, or a lower --order"
+            f"the vocabulary has words ({vocab:,}); give {said}megabytes {needed / 1e6:.2g} or "
+            f"more, or a lower {said}order"
         )
     return tuple(Sketch(depth, width, seed + n) for n in range(2, order + 1))
 

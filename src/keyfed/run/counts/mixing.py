@@ -6,7 +6,7 @@ Text is laid out as the network reads it: streams in order with the state carrie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -144,6 +144,7 @@ def read_both(
     laid: Laid,
     device: str,
     test: tuple[Mixture, PersonalCache] | None = None,
+    watch: Callable[[], None] = lambda: None,
 ) -> Both:
     """Read a text with both models.
 
@@ -151,6 +152,7 @@ def read_both(
       test: also rank what the mixture says, and fill its numbers into every client's own cache. Without it no whole
         distribution of counts is formed, and no batch has texts of two clients. The last bits of a product depend on
         its shape, and a client that reads alone has to find the same.
+      watch: is called before every block of positions; what it raises ends the reading.
     """
     size = laid.text.tokens.size
     above = {name: np.zeros(size, np.int64) for name in ("counts", "mixture")}
@@ -187,6 +189,7 @@ def read_both(
         def score(reader: Reader, x: Tensor, targets: Tensor, where: Positions) -> TokenScores:
             places = to_text[where + 1]
             for a in range(0, len(where), ROWS):
+                watch()
                 look(places[a : a + ROWS], reader.logits(x[a : a + ROWS]), room)
             return TokenScores(torch.zeros(1, len(where)), torch.zeros(1, len(where), dtype=torch.int64))
 
@@ -242,17 +245,19 @@ def score_models(
     texts: Sequence[tuple[Tokens, Tokens]],
     line_end: int | None,
     device: str = "cpu",
+    watch: Callable[[], None] = lambda: None,
 ) -> dict[str, Score]:
     """Test counts, mixture, and mixture with each client's own cache.
 
     Args:
       texts: what each client wrote before, and its test text.
       line_end: id of the token that ends a line where lines are read on their own, else None.
+      watch: see `read_both`.
     """
     text = texts_of([tested for _, tested in texts], line_end)
     cache = PersonalCache(text, [before for before, _ in texts])
     laid = laid_out(model, text, mixture.count_edges, line_end is not None)
-    both = read_both(spec, params, model, laid, device, (mixture, cache))
+    both = read_both(spec, params, model, laid, device, (mixture, cache), watch)
     weight = mixture.weight(laid.places, both.confidence)
     mixed = -np.log(weight * both.network + (1 - weight) * both.counts)
     found = {

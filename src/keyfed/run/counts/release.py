@@ -3,8 +3,9 @@
 Simulated and real clients differ in how a sum is formed (`gather.Gathering`). All that is made of the opened sums is
 made here, so both write the same bytes.
 
-The mixture's weights are fitted on some clients' text. Which clients, and how much of their text, follows from the
-number of clients alone: how much text a client has is not known.
+The mixture's weights are fitted on the text of some whole groups. Smoothing sums the same text of the same groups, and
+two sums over other clients each would tell of a few (`private.secagg.nested`). Which groups, and how much of their
+text, follows from the number of clients alone: how much text a client has is not known.
 """
 
 from __future__ import annotations
@@ -31,30 +32,36 @@ from keyfed.run.counts.mixing import laid_out, mixture_cells, read_both
 from keyfed.run.counts.noise import TOKENS_NOISED, CountNoise
 
 MIXTURE_TOKENS = 60_000  # validation tokens on which the mixture's weights are fitted, at most or thereabouts
-MIXTURE_CLIENTS = 2_000  # whose text they are
+MIXTURE_CLIENTS = 2_000  # whose text they are, at most; one group at least
 LEAST_TOKENS = 64  # of a client: the first few words of a text say little
 
 
 class Validation(Protocol):
     """Sums over the first tokens of clients' validation text."""
 
-    def __call__(self, tokens: int, chosen: int | None = None) -> Gathering:
-        """Return them; of so many clients, evenly spaced by name, where a number is given."""
+    def __call__(self, tokens: int) -> Gathering:
+        """Return them."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkReader:
-    """Who reads a text next to the counts: the run's network, and whether it reads lines on their own."""
+    """Who reads a text next to the counts: the run's network, and whether it reads lines on their own.
+
+    Attributes:
+      watch: is called again and again while it reads; what it raises ends the reading.
+    """
 
     spec: Network
     params: Params
     lines: bool
+    watch: Callable[[], None] = lambda: None
 
     def mixture_cells(self, model: CountModel, text: Texts) -> tuple[Ints, Ints]:
         """Return the client and the cell of every token in the mixture's histogram."""
         laid = laid_out(model, text, COUNT_EDGES, self.lines)
-        return mixture_cells(read_both(self.spec, self.params, model, laid, "cpu"), laid, CONFIDENCE_EDGES)
+        both = read_both(self.spec, self.params, model, laid, "cpu", watch=self.watch)
+        return mixture_cells(both, laid, CONFIDENCE_EDGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +87,15 @@ class Made:
         write_atomically(folder / MIXTURE, self.mixture.to_json().encode())
 
 
-def weights_text(clients: int, least: int) -> tuple[int, int]:
-    """Return how many clients the mixture's weights are fitted on, and how many tokens of each.
-
-    Args:
-      least: the fewest clients of a sum.
+def weights_text(clients: int, groups: int) -> tuple[int, int]:
+    """Return how many of the groups the mixture's weights are fitted on, and how many tokens of each client.
 
     Example:
-      >>> weights_text(100, 3), weights_text(50_000, 3)
-      ((100, 600), (2000, 64))
+      >>> weights_text(100, 1), weights_text(50_000, 50)
+      ((1, 600), (2, 64))
     """
-    chosen = min(clients, max(least, MIXTURE_CLIENTS))
-    return chosen, min(MOST_TOKENS, max(LEAST_TOKENS, -(-MIXTURE_TOKENS // chosen)))
-
-
-def spaced(names: Sequence[str], count: int | None) -> list[str]:
-    """Return so many names, evenly spaced; all where no number is given."""
-    ordered = sorted(names)
-    return ordered if count is None else [ordered[n * len(ordered) // count] for n in range(count)]
+    chosen = min(groups, max(1, MIXTURE_CLIENTS * groups // clients))
+    return chosen, min(MOST_TOKENS, max(LEAST_TOKENS, -(-MIXTURE_TOKENS * groups // (chosen * clients))))
 
 
 def make_counts(
@@ -106,7 +104,6 @@ def make_counts(
     plan: CountPlan,
     counting: Gathering,
     validation: Validation,
-    least: int,
     noise: CountNoise | None = None,
     published: bool = False,
     say: Callable[[str], None] = lambda line: None,
@@ -114,7 +111,6 @@ def make_counts(
     """Count level by level, smooth, and fit the mixture.
 
     Args:
-      least: the fewest clients of a sum.
       published: the validation text is no client's: it is read as it is, and gets no noise.
 
     Raises:
@@ -134,7 +130,8 @@ def make_counts(
     each = MOST_TOKENS if clear else TOKENS_NOISED
     blurred = None if noise is None or published else noise.histogram
     fitting = validation(each)
-    fitted = fit_levels(fitting, tables, vocab, blurred, each)
+    least = plan.k if noise is None and not published else 0
+    fitted = fit_levels(fitting, tables, vocab, blurred, each, least)
     terms = CountTerms(plan.k, plan.cap, plan.most, counting.clients, plan.vocab_sha256)
     if noise is not None:  # that of all sums that the noise was made for
         terms = replace(terms, epsilon=noise.announced, delta=noise.delta, verdict=noise.verdict)
@@ -144,9 +141,11 @@ def make_counts(
     say("fitting the mixture")
     chosen: int | None = None
     if clear:  # where a budget is kept, everybody reads a few tokens
-        chosen, each = weights_text(fitting.clients, least)
-    some = validation(each, chosen)
-    mixture, note = fit_mixture(some, data, len(tables), lambda text: reader.mixture_cells(model, text), blurred, each)
+        chosen, each = weights_text(fitting.clients, len(fitting.groups))
+    some = validation(each).after(fitting, chosen)
+    mixture, note = fit_mixture(
+        some, data, len(tables), lambda text: reader.mixture_cells(model, text), blurred, each, least
+    )
     if note:
         say(note)
     return Made(

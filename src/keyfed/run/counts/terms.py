@@ -6,7 +6,7 @@ from keyfed.config.schema import CountsConfig
 from keyfed.errors import ConfigError
 from keyfed.model.counts import LEAST_K
 from keyfed.private.dp.accounting import MOST_MEMBERS
-from keyfed.run.counts.levels import MOST_ORDER, CountPlan, sketches_of
+from keyfed.run.counts.levels import DEPTH, MOST_ORDER, CountPlan, sketches_of
 
 MOST_MEGABYTES = 1_000  # of a client's sketches; a machine that plays the sums needs eight times as much
 REMOTE_CAP, REMOTE_MOST, REMOTE_MEGABYTES = 1_000, 100_000, 256  # that a real client takes at most
@@ -44,6 +44,15 @@ def refuse_remote_terms(how: CountsConfig) -> None:
     ):
         if got > most:
             raise ConfigError(f"counts.{name} is {got:,}; real clients take {most:,} at most")
+
+
+def refuse_small_sketches(how: CountsConfig, vocab: int, least: int) -> None:
+    """Raise ConfigError where the budget has no room for one sketch, however many clients come to be counted.
+
+    Args:
+      least: the fewest clients of a sum: a few more than `among` can form one (`gather.groups_of`).
+    """
+    sketches_of(how.megabytes * 1e6, how.order, max(how.among, 2 * least - 1), vocab, 0, DEPTH, said="counts.")
 
 
 def plan_of(how: CountsConfig, vocab_sha256: str, members: int, vocab: int, seed: int, depth: int) -> CountPlan:

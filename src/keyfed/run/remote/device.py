@@ -176,6 +176,7 @@ class OwnText:
         self._counts = OwnCounts(
             config.counts, len(vocab), vocab_sha256, config.train.seed, spec, self.shapes, reads_lines(data.batching),
             stream, self._held_out["valid"].get(name, nothing), tested.get(name, nothing),
+            watched=lambda: time_limit(limits),
         )  # fmt: skip
 
     def solve(self, theta: Params, round: int, turn: ClientTask) -> Finished:

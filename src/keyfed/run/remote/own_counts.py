@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,12 +24,11 @@ from keyfed.errors import KeyfedError
 from keyfed.federated.types import Params
 from keyfed.model.counts import CountModel, counts_from_bytes
 from keyfed.model.language_model import ModelSpec
-from keyfed.model.mixture import BINS, Mixture
+from keyfed.model.mixture import Mixture
 from keyfed.model.ngram import Ints, Tokens
 from keyfed.model.output import Score
-from keyfed.model.smoothing import BUCKETS, WIDTH
 from keyfed.model.tables import GramTable, Texts, last_rows, texts_of
-from keyfed.run.counts.fit import MOST_TOKENS, ROWS, TOKENS, histogram_fields, smoothing_cells, write_histogram
+from keyfed.run.counts.fit import MOST_TOKENS, SMOOTHING, TOKENS, mixture_histogram, smoothing_cells
 from keyfed.run.counts.levels import DEPTH, words_listed, write_list, write_sketch
 from keyfed.run.counts.mixing import score_models
 from keyfed.run.counts.release import NetworkReader
@@ -69,6 +68,7 @@ class OwnCounts:
       shapes: of the run's model, `spec`.
       lines: whether lines are read on their own.
       train, valid, test: streams of its text.
+      watched: begins the time of a vector: what it returns raises `Rejected` when that is over.
     """
 
     terms: CountsConfig
@@ -81,6 +81,7 @@ class OwnCounts:
     train: Tokens
     valid: Tokens
     test: Tokens
+    watched: Callable[[], Callable[[], None]] = lambda: lambda: None
 
     @property
     def least(self) -> int:
@@ -129,13 +130,14 @@ class OwnCounts:
 
     def vector(self, purpose: str, numbers: Params, largest: int) -> Vector:
         """Write this client's vector; see `CountWriter`."""
-        what = kind_of(purpose, self.terms.order)
+        what, watch = kind_of(purpose, self.terms.order), self.watched()
         arrays = {name: tensor.numpy() for name, tensor in numbers.items() if name not in self.shapes}
         try:
             if what.kind == "test":
-                scores = self._scores(numbers, arrays)
+                scores = self._scores(numbers, arrays, watch)
                 return np.concatenate([evaluation_vector_of(countable(score), largest) for score in scores])
-            written, fields = self._written(what, numbers, arrays, largest)
+            written, fields = self._written(what, numbers, arrays, largest, watch)
+            watch()
         except Rejected:
             raise
         except (KeyfedError, ValueError, IndexError, OverflowError) as e:
@@ -143,24 +145,31 @@ class OwnCounts:
         return vectors(written, fields.words, 1)[0]
 
     def _written(
-        self, what: SumKind, numbers: Params, arrays: Mapping[str, NDArray[Any]], largest: int
+        self,
+        what: SumKind,
+        numbers: Params,
+        arrays: Mapping[str, NDArray[Any]],
+        largest: int,
+        watch: Callable[[], None],
     ) -> tuple[Entries, Fields]:
         """Return what this client writes, and where cells lie."""
         terms, vocab = self.terms, self.vocab
         if what.kind == "mixture":
             model, tokens = self._model(arrays), _tokens(arrays)
-            length = model.model.order * ROWS * BINS
-            fields = _small(histogram_fields(length, largest, tokens))
+            layout = mixture_histogram(model.model.order)
+            fields = _small(layout.fields(largest, tokens))
             theta = {name: numbers[name] for name in self.shapes}
-            cells = NetworkReader(self.spec, theta, self.lines).mixture_cells(model, self._text(self.valid[:tokens]))
-            return write_histogram(*cells, length, largest, tokens), fields
+            reader = NetworkReader(self.spec, theta, self.lines, watch)
+            cells = reader.mixture_cells(model, self._text(self.valid[:tokens]))
+            return layout.write(*cells, largest, tokens), fields
         tables = self._tables(arrays)
+        watch()
         if what.kind == "smoothing":
-            tokens, length = _tokens(arrays), BUCKETS * WIDTH
-            fields = _small(histogram_fields(length, largest, tokens))
+            tokens = _tokens(arrays)
+            fields = _small(SMOOTHING.fields(largest, tokens))
             fits = [_fit(arrays, tables, n) for n in range(1, what.n)]
             cells = smoothing_cells(self._text(self.valid[:tokens]), tables, fits, vocab)
-            return write_histogram(*cells, length, largest, tokens), fields
+            return SMOOTHING.write(*cells, largest, tokens), fields
         plan, text = plan_of(terms, self.vocab_sha256, largest, vocab, self.seed, DEPTH), self._text(self.train)
         if what.kind == "sketch":
             fields = _small(plan.sketches[what.n - 2].fields(largest))
@@ -221,7 +230,7 @@ class OwnCounts:
             )
         return model
 
-    def _scores(self, numbers: Params, arrays: Mapping[str, NDArray[Any]]) -> list[Score]:
+    def _scores(self, numbers: Params, arrays: Mapping[str, NDArray[Any]], watch: Callable[[], None]) -> list[Score]:
         """Return what counts, mixture and own cache come to on the test text, in the order of `MODELS`."""
         model = self._model(arrays)
         mixture = Mixture.from_json(arrays["mixture"].tobytes().decode("utf-8", "replace"), "the server's mixture")
@@ -231,7 +240,7 @@ class OwnCounts:
             return [Score() for _ in MODELS]
         theta = {name: numbers[name] for name in self.shapes}
         texts = [(np.concatenate([self.train, self.valid]), self.test)]
-        found = score_models(self.spec, theta, model, mixture, texts, EOS if self.lines else None)
+        found = score_models(self.spec, theta, model, mixture, texts, EOS if self.lines else None, watch=watch)
         return [found[name] for name in MODELS]
 
 

@@ -51,7 +51,7 @@ from keyfed.run.metrics_line import (
     unsound_line,
 )
 from keyfed.run.plan import limits_of, watch_of
-from keyfed.run.remote.counting import count_deployed
+from keyfed.run.remote.counting import count_deployed, least_counting, too_few
 from keyfed.run.secure import clamped_result
 from keyfed.text.vocab import Vocab
 from keyfed.wire.roster import Roster
@@ -130,7 +130,7 @@ class RemoteRunLoop:
         counted = {client: version.round for client, version in (saved.clients if saved else {}).items()}
         suspects = Suspects.from_json(saved.suspects if saved is not None else {})
         self.calls = Calls(transport, roster, run, counted, suspects)
-        self._shut_out, self._said_few = suspects.shut_out(), False
+        self._shut_out, self._said_few, self._said_counting = suspects.shut_out(), False, False
         self.calls.good = dict(self.run.good.clients)
         self.federation = RemoteFederation(self.calls)
         self.started = time.monotonic() - before
@@ -331,6 +331,7 @@ class RemoteRunLoop:
             present = self.calls.greet()
             alone = set(present) - set(self.calls.able_to_hide(present) if self.secure is not None else present)
             if len(present) - len(alone) >= needed:
+                self._tell_few_counting(present)
                 return present
             if not said:
                 said = True
@@ -344,6 +345,13 @@ class RemoteRunLoop:
                     f"start more clients and go on with --resume (run folder {self.out})"
                 )
             time.sleep(self.patience.look)
+
+    def _tell_few_counting(self, present: Sequence[ClientId]) -> None:
+        """Say before the first round that too few of the clients who are there will be counted."""
+        counting, least = len(self.calls.counting & set(present)), least_counting(self.config)
+        if self.config.counts.on and not self._said_counting and counting < least:
+            self.listen.say(f"WARNING: {too_few(counting, least)}; without more of them this run has no counts")
+        self._said_counting = True
 
     def _draw(self, present: Sequence[ClientId]) -> list[ClientId]:
         p = self.config.participation

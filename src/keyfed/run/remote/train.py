@@ -25,9 +25,11 @@ from keyfed.model.language_model import ModelSpec
 from keyfed.private.secagg.threshold import SecureSettings
 from keyfed.run.compatible import Case, refuse
 from keyfed.run.console import Listener, Silent, plural
+from keyfed.run.counts.terms import refuse_small_sketches
 from keyfed.run.folder import made_by, open_folder, read_result, read_run_toml, refuse_changes, strict, write_run_toml
 from keyfed.run.plan import Choice, with_limits
 from keyfed.run.prepare import build_network
+from keyfed.run.remote.counting import least_counting
 from keyfed.run.remote.device import method_digest, page_terms, run_method, told
 from keyfed.run.remote.private import PrivateRunLoop, keep_enrolled, settle
 from keyfed.run.remote.rounds import Patience as Patience
@@ -72,6 +74,8 @@ def train_deployed(
     config = with_limits(check(config), begun)
     method = deployable(config)
     secure = SecureSettings(config.secure.threshold, config.secure.floor) if config.secure.on else None
+    if config.counts.on:
+        refuse_small_sketches(config.counts, len(vocab), least_counting(config))
     spec = build_network(config, len(vocab), None)
     first, start, began = start_without_text(config, spec, vocab, own)
     settled = settle(config, out, roster, raw_vocabulary=raw_vocabulary)

@@ -1,7 +1,10 @@
-"""Chats written as text: WhatsApp's exports and logs of IRC.
+"""Chats written as text: exports of WhatsApp and KakaoTalk, and logs of IRC.
 
 - Android: `12/03/2024, 21:05 - Anna: hello`; day, month and year in any order, am or pm, dots for colons.
 - iOS: `[12.03.24, 21:05:33] Anna: hello`.
+- In other languages: the digits and the comma of Arabic, `2024/3/12 下午9:05 - …`, `21:05, 12/3/2024 - …`,
+  `2024년 3월 12일 오후 9:05, 지수 : …`.
+- KakaoTalk on a computer: `[지수] [오후 9:05] …`.
 - IRC: `[2024-03-12 21:05] <anna> hello`.
 
 A line without such a start belongs to the message before. Notices are left out: lines without a sender, pictures and
@@ -22,13 +25,25 @@ LEAST_HEADS, HEAD_SHARE = 3, 0.2  # messages, and (of one person) their share of
 LONGEST_NAME = 64
 LONGEST_NOTICE = 80
 
+_DATE = (
+    r"(?:\d{1,4}\u200f?[./-]\s?\d{1,2}\u200f?[./-]\s?\d{1,4}\.?|\d{4}\s?[년年]\s?\d{1,2}\s?[월月]\s?\d{1,2}\s?[일日])"
+    r"(?:\s[^\W\d_]\.)?[,،]?"  # 12.03.2024 г.,
+)
+_DAYPART = r"[^\W\d_]{1,3}"  # before the time: klo, à, 下午, 오후
+_CLOCK = r"\d{1,2}[:.]\d\d(?:[:.]\d\d)?"
+# After the time, where it ends by a mark, any two letters: μ.μ., م
+_HALF = r"(?:\s?[AaPp]\.?\s?[Mm]\.?|\s?[^\W\d_]{1,3}\.?(?:\s?[^\W\d_]\.)?(?=\]|,\s|\s[-\u2013]\s))?"
 _STAMPED = re.compile(
-    r"[\u200e\u200f\u202a]{0,2}\[?\d{1,4}[./-]\s?\d{1,2}[./-]\s?\d{1,4}\.?,?(?:\s(?:[^\W\d_]{1,3}\s)?|T)\d{1,2}[:.]\d\d(?:[:.]\d\d)?"
-    r"(?:\s?[AaPp]\.?\s?[Mm]\.?)?\]?\s(?:[-\u2013]\s)?(?P<rest>.*)"
+    rf"[\u200e\u200f\u202a]{{0,2}}\[?(?:{_DATE}(?:\s(?:{_DAYPART}\s?)?|T){_CLOCK}{_HALF}|{_CLOCK}{_HALF},?\s{_DATE})"
+    r"\]?,?\s(?:[-\u2013]\s)?(?P<rest>.*)"
 )
 _BRACKETED = re.compile(
     r"(?:\[?\d{4}-\d\d-\d\d[\sT])?(?:\[?\d{1,2}:\d\d(?::\d\d)?\]?\s)?<[@+ ]?(?P<who>[^<>\s]{1,64})>\s(?P<said>.*)"
 )
+_KAKAO = re.compile(
+    rf"\[(?P<who>[^\[\]]{{1,64}})\] \[(?:{_DAYPART}\s?)?\d{{1,2}}:\d\d(?:\s?[AaPp]\.?[Mm]\.?)?\] (?P<said>.*)"
+)
+_DAY = re.compile(r"-{5,} .{1,40} -{5,}")  # between the days of a KakaoTalk chat
 _LRM = "\u200e"
 _NOTICES = frozenset(
     """null
@@ -65,7 +80,7 @@ def head(line: str) -> tuple[str, str] | None:
       >>> head("12/03/2024, 21:05 - Anna: see you"), head("[21:05] <anna> see you"), head("see you at 21:05")
       (('Anna', 'see you'), ('anna', 'see you'), None)
     """
-    if found := _BRACKETED.fullmatch(line):
+    if found := _BRACKETED.fullmatch(line) or _KAKAO.fullmatch(line):
         return found["who"], found["said"]
     if found := _STAMPED.fullmatch(line):
         who, colon, said = found["rest"].partition(":")
@@ -73,19 +88,20 @@ def head(line: str) -> tuple[str, str] | None:
         if colon and who and len(who) <= LONGEST_NAME and said[:1] in ("", " ") and '"' not in who and "“" not in who:
             return who, said.removeprefix(" ")
         return "", ""
-    return None
+    return ("", "") if _DAY.fullmatch(line) else None
 
 
 def read_chat(lines: Sequence[str]) -> Messages:
     """Read the messages of a chat by sender, in file order."""
     found: list[tuple[str, list[str]]] = []
     left_out: Counter[str] = Counter()
-    whatsapp = False
+    stamped = kakao = False
     for line in lines:
         begun = head(line)
         if begun is not None:
             found.append((begun[0], []))
-            whatsapp = whatsapp or _BRACKETED.fullmatch(line) is None
+            stamped = stamped or _STAMPED.fullmatch(line) is not None
+            kakao = kakao or _KAKAO.fullmatch(line) is not None
         words = line if begun is None else begun[1]
         if not found:
             left_out["before the first message"] += bool(line.strip())
@@ -96,7 +112,8 @@ def read_chat(lines: Sequence[str]) -> Messages:
         elif text := plain(_unedited(words)).strip():
             found[-1][1].append(text)
     records = [Record(who, "\n".join(text)) for who, text in found if who and text]
-    return Messages("WhatsApp chat" if whatsapp else "chat log", records, +left_out)
+    form = "KakaoTalk chat" if kakao else "WhatsApp chat" if stamped else "chat log"
+    return Messages(form, records, +left_out)
 
 
 def _is_notice(words: str) -> bool:

@@ -37,7 +37,8 @@ export class Session {
   #floor;
   #ready;
   #ledger;
-  #learner = null; // {run, learner, plan} of the run in progress
+  #edition = 0; // of the owner's text: what was made of an earlier one is not used
+  #learner = null; // {run, edition, learner, spec} of the run in progress
   #work = null;
   #solved = null;
   #last = Promise.resolve(); // the message before
@@ -50,9 +51,22 @@ export class Session {
    *   ready: why not now; null: it is. budget: the owner's ε over all runs; null for none
    */
   constructor(name, store, make, { floor = USUAL_FLOOR, ready = () => null, trusted = "", budget = null } = {}) {
-    [this.#name, this.#store, this.#make, this.#floor, this.#ready] = [name, store, make, floor, ready];
-    this.#ledger = store.ledger(budget);
+    [this.#name, this.#store, this.#make, this.#ready] = [name, store, make, ready];
     this.trusted = trusted;
+    this.limit({ floor, budget });
+  }
+
+  /** What the owner asks for from now on. @param {{floor: number, budget: number | null}} limits */
+  limit({ floor, budget }) {
+    this.#floor = floor;
+    this.#ledger = this.#store.ledger(budget);
+  }
+
+  /** The owner's text has changed: nothing that was made of the text before leaves any more. */
+  textChanged() {
+    this.#edition += 1;
+    this.#learner = this.#solved = null;
+    this.#last = this.#last.then(() => this.#work?.isSent === false && this.#drop());
   }
 
   /** What the page's owner is shown of the own account; see `OwnLedger.shown`. */
@@ -113,10 +127,16 @@ export class Session {
 
   async #learnerOf(run) {
     if (this.#learner?.run !== run) {
-      const { about } = await this.#store.begun(run);
-      this.#learner = { run, learner: await this.#make(about), spec: parse(about.spec) };
+      const edition = this.#edition, { about } = await this.#store.begun(run);
+      const made = { run, edition, learner: await this.#make(about), spec: parse(about.spec) };
+      this.#refuseOld(edition);
+      this.#learner = made;
     }
     return this.#learner;
+  }
+
+  #refuseOld(edition) {
+    if (edition !== this.#edition) throw new Rejected("not now", "the page's owner has changed the text meanwhile");
   }
 
   async #bye(run) {
@@ -153,9 +173,9 @@ export class Session {
     const why = this.#ready();
     if (why !== null) throw new Rejected("not now", why);
     const run = textIn(head, "run"), begun = await this.#store.begun(run);
-    const { learner, spec } = await this.#learnerOf(run);
+    const { learner, spec, edition } = await this.#learnerOf(run);
     const theta = modelOf(tensors, learner.shapes);
-    const work = await this.#accept(run, learner, spec, exact, head, theta);
+    const work = { ...(await this.#accept(run, learner, spec, exact, head, theta)), edition };
     await this.#refuseEarly(work);
     if (!work.clipping) { // noted before anything leaves: a run that promises nothing
       await this.#affords(run, null);
@@ -168,6 +188,7 @@ export class Session {
     for (const [to, sealed] of await work.member.shares()) {
       parcels[to] = hex(joined([sealed, await identity.sign(packageText(work.member.terms.digest, this.#name, to, sealed))]));
     }
+    this.#refuseOld(work.edition);
     this.#work = work; // only now: a client that refused the terms has nothing to be asked for
     return pack({ ...work.named, parcels, keys: keysToJson(await this.#store.newKeys(this.#name)) });
   }
@@ -201,6 +222,7 @@ export class Session {
     this.#solved = null;
     try {
       const done = await work.learner.solve(work.theta, { seed, round: work.round, client: this.#name, halvings: work.halvings });
+      this.#refuseOld(work.edition);
       this.#solved = { key, done };
       return done;
     } catch (error) {
@@ -255,6 +277,7 @@ export class Session {
     if (!Array.isArray(head.alive) || !isObject(head.parcels)) throw new Rejected("malformed", "an upload without the others' shares");
     if (work.isSent) throw new Rejected("stale", "this page has uploaded already");
     try {
+      this.#refuseOld(work.edition);
       const parcels = Object.entries(head.parcels).map(([name, text]) => [name, fromHex(text, String(text).length / 2)]);
       if (parcels.some(([, bytes]) => bytes === null || bytes.length < SIGNATURE_BYTES)) throw new SecureSumError("shares that are not hexadecimal");
       const received = new Map(parcels.map(([name, bytes]) => [name, bytes.slice(0, -SIGNATURE_BYTES)]));
@@ -264,6 +287,7 @@ export class Session {
       await this.#book(work);
       const vector = this.#vector(work, mostRatio(work.member.terms.threshold));
       const masked = await work.member.masked(vector, head.alive.map(String), received, signatures);
+      this.#refuseOld(work.edition);
       work.isSent = true;
       const words = new Int32Array(masked.buffer);
       return pack(work.named, [{ name: "masked", dtype: "I32", shape: [words.length], data: words }]);

@@ -88,7 +88,8 @@ export class Store {
     const published = await rosterHash(listed), known = await this.known(), all = new Set(listed);
     const fresh = [...all].filter((mark) => !known.has(mark)).length;
     if (known.size && 2 * fresh > all.size && published !== trusted) {
-      throw new Rejected("strangers", `${fresh} of the ${all.size} clients on the roster were never seen before; compare its hash ${published} with other people's and the operator's, then trust it`);
+      const detail = `${fresh} of the ${all.size} clients on the roster were never seen before; compare its hash ${published} with other people's and the operator's, then trust it`;
+      throw Object.assign(new Rejected("strangers", detail), { roster: published });
     }
     const kept = [...new Set([...listed, ...known])].sort().slice(0, MOST_ROSTER);
     await this.#values.set("roster", { hash: published, clients: all.size, known: kept });
@@ -118,6 +119,24 @@ export class Store {
     if (known.size && 2 * fresh > marks.length) {
       throw new Rejected("strangers", `${fresh} of the ${marks.length} others of this sum are on no roster that this page knows`);
     }
+  }
+
+  /** Whether this page has an identity. */
+  async isKnown() {
+    return (await this.#values.get("identity")) !== undefined;
+  }
+
+  /**
+   * Forget who this page was to its server, which knows it no more: its identity and keys, and those of others. What
+   * left the page stays counted, and so does what it took part in.
+   */
+  async forgetIdentity() {
+    for (const key of ["identity", "keys", "pins", "roster"]) await this.#values.delete(key);
+  }
+
+  /** Forget everything, the account too. */
+  async forgetAll() {
+    for (const key of await this.#values.keys()) await this.#values.delete(key);
   }
 
   // Of a run; its name comes from outside.

@@ -13,6 +13,7 @@ import { fold } from "./layout.mjs";
 import { Personal } from "./personal.mjs";
 import { Predictor } from "./predict.mjs";
 
+const MODEL = "federated"; // the source that is mixed with what was learnt
 const REMEMBERED = 8; // contexts whose scores are kept: a few words back and forth
 const REPLACED = 32; // corrections whose typed word is offered again
 const BEFORE_NAME = "#$&=~+%^|<`\\"; // a word right behind one of these is a tag, a name of a program, part of an address
@@ -99,6 +100,8 @@ export class Engine {
   #last = { text: null, automatic: false, undo: null };
   /** The latest corrections, for whoever comes back to one: {typed, chosen, previous}. */
   #replaced = [];
+  /** When what was learnt was last replaced as a whole, and whether the last call was to learn nothing. */
+  #seen = { replacements: 0, isPrivate: false };
 
   /**
    * @param {object} given
@@ -127,6 +130,18 @@ export class Engine {
   /** Whether a word is one that this keyboard can suggest, without what was learnt. */
   knows(word) {
     return this.#predictor?.lexicon.has(fold(word, this.#k.plain_joints)) ?? false;
+  }
+
+  /**
+   * Learn a word that was written elsewhere, behind a text, as one that is typed.
+   * @param {string} before
+   * @param {string} word
+   * @param {boolean} [weighs]  false: the model is not run to see how much of the word the cache explained
+   */
+  async learnt(before, word, weighs = true) {
+    const { ids, previous } = this.#read(`${before} `);
+    const logp = weighs && this.#predictor && this.personal.learnable(word) ? await this.#scores(ids, SETTINGS.source) : null;
+    this.personal.learn(word, previous, null, logp && this.#predictor.explained(logp, word, previous));
   }
 
   /** Whether a character that is typed after a word finishes it. */
@@ -203,8 +218,8 @@ export class Engine {
     const start = before.length - typed.length;
     const after = before.slice(0, start) + correction;
     const learnt = this.#learn(after, chosen, true);
-    this.#replaced.push({ typed, chosen: correction, previous: context.previous });
-    this.#replaced.splice(0, this.#replaced.length - REPLACED);
+    if (start >= chosen.sealed) this.#replaced.push({ typed, chosen: correction, previous: context.previous });
+    this.#replaced.splice(0, Math.max(0, this.#replaced.length - REPLACED));
     const undo = { typed, chosen: correction, start, text: before + separator, learnt };
     return this.#edited(start, put({ text: after, automatic: false }, separator, this.#k), undo);
   }
@@ -253,13 +268,15 @@ export class Engine {
    * capitals count where the user set them: not in a correction, at the start of a sentence, or with capitals locked.
    */
   #learn(text, { learn, incognito, sealed }, isCorrection = false) {
-    const { typed, previous, text: earlier } = this.#read(text);
+    const { typed, previous, text: earlier, ids } = this.#read(text);
     const start = text.length - typed.length;
     if (!learn || incognito || !typed || start < sealed) return null;
     const before = sealed > 0 ? previousWord(unsealed(text.slice(0, start), sealed), this.#k) : previous;
     const isForced = isCorrection || Object.hasOwn(this.#k.capital_i, fold(typed, this.#k.plain_joints))
       || (allCapitals(typed) ? this.knows(typed) : startsSentence(earlier, this.#k) && !hasInnerCapital(typed));
-    return this.personal.learn(typed, before, isForced ? null : typed) ? [typed, before] : null;
+    const logp = this.#predictor && this.#scored.get(scoresOf(MODEL, ids)); // the strip above the word had needed it
+    const explained = logp ? this.#predictor.explained(logp, typed, before) : null;
+    return this.personal.learn(typed, before, isForced ? null : typed, explained) ? [typed, before] : null;
   }
 
   /**
@@ -269,10 +286,11 @@ export class Engine {
    * @returns {Edit | null}  null: nothing to undo here
    */
   undo({ before, sealed = 0, keep = true, settings }) {
+    const chosen = { ...this.#chosen(settings), sealed };
     const { text, undo } = this.#last;
     if (!undo || text !== before) return null;
     if (undo.learnt) this.personal.unlearn(...undo.learnt);
-    if (keep) this.#keep(undo.typed, undo.start, { ...this.#chosen(settings), sealed });
+    if (keep) this.#keep(undo.typed, undo.start, chosen);
     this.#replaced = this.#replaced.filter((one) => one.typed !== undo.typed || one.chosen !== undo.chosen);
     return this.#edited(undo.start, { text: undo.text, automatic: false }, null);
   }
@@ -296,7 +314,17 @@ export class Engine {
   #chosen(settings) {
     const chosen = { ...SETTINGS, layout: this.#layout, ...settings };
     this.#predictor?.use(chosen.layout);
+    const { replacements } = this.personal, isPrivate = chosen.incognito || !chosen.learn;
+    if (replacements !== this.#seen.replacements || (this.#seen.isPrivate && !isPrivate)) this.#forgetTyped();
+    this.#seen = { replacements, isPrivate };
     return chosen;
+  }
+
+  /** What was typed is offered no more: it was forgotten, or belongs to a time in which nothing was learnt. */
+  #forgetTyped() {
+    this.#replaced = [];
+    this.#last = { text: null, automatic: false, undo: null };
+    this.#context = { before: null };
   }
 
   /** The context of a text; while a word is being typed only that part is read again. */
@@ -310,8 +338,8 @@ export class Engine {
 
   /** The source's scores after `ids`, which are kept for a while; null: not wanted any more. */
   async #scores(ids, source, signal) {
-    const name = (source === "ngram" || source === "network") && this.#sources[source] ? source : "federated";
-    const key = `${name} ${ids.join(" ")}`;
+    const name = (source === "ngram" || source === "network") && this.#sources[source] ? source : MODEL;
+    const key = scoresOf(name, ids);
     let logp = this.#scored.get(key);
     if (!logp) {
       if (signal) await othersFirst();
@@ -356,6 +384,9 @@ export class Engine {
     return { slots: [left, middle, last], correction: null, typed, timing };
   }
 }
+
+/** Under which name scores are kept. */
+const scoresOf = (source, ids) => `${source} ${ids.join(" ")}`;
 
 /** @returns {import("./predict.mjs").Choice} */
 const choiceOf = ({ autocorrect, emoji, filter, source, incognito }) =>

@@ -5,10 +5,12 @@
  *   q(w) ∝ p_s(w)·exp(tilt·t(w))                        over the vocabulary, `<unk>` included and the other specials not
  *   p_model(w) = q(w),  of a word that the vocabulary lacks: q(<unk>)·f(w) / Σ f over all such words
  *
- * mixed with what this device learnt: with u(w) the uses of w and b(v, w) its uses after v, of those that count, and
- * their sums c_u and c_b(v):
+ * mixed with what this device learnt. Words of the lexicon have the cache (`cache.mjs`). The user's own words, which the
+ * lexicon lacks, have their share of all uses: u(w) are the uses of w and b(v, w) those after v, of words that count,
+ * c_u and c_b(v) their sums, and s is the sum of p over all own words.
  *
- *   p(w) = λ_b·b/c_b + (1 − λ_b)·(λ_u·u/c_u + (1 − λ_u)·p_model(w)),
+ *   p(w) = (1 − s)·((1 − κ)·p_model(w) + κ·p_cache(w | v)) of the lexicon
+ *   p(w) = λ_b·b/c_b + (1 − λ_b)·λ_u·u/c_u of the user's own,
  *   λ_b = c_b/(c_b + k_bigram),  λ_u = min(lambda_most, c_u/(c_u + k_unigram))
  */
 
@@ -85,24 +87,24 @@ export function spreadOver({ ids, keys }, { words, logs }, tilt) {
  * @returns {{main: Float64Array, own: Float64Array}}
  */
 export function mixed(model, previous, lexicon, own, personal, k) {
-  const uses = personal?.uses() ?? new Map(), after = personal?.usesAfter(previous) ?? new Map();
   const others = new Float64Array(own.length).fill(-Infinity);
-  if (!uses.size && !after.size) return { main: model, own: others };
-  const total = sumOf(uses), totalAfter = sumOf(after);
+  if (!personal) return { main: model, own: others };
+  const uses = personal.uses(), after = personal.usesAfter(previous), total = sumOf(uses), totalAfter = sumOf(after);
   const byUse = total ? Math.min(k.lambda_most, total / (total + k.k_unigram)) : 0;
   const byPair = totalAfter ? totalAfter / (totalAfter + k.k_bigram) : 0;
-  const ownPlace = new Map(own.map((word, i) => [word, i]));
-  const added = new Map(); // of few words: the others only become rarer, all by the same
-  for (const [counts, share, whole] of [[uses, (1 - byPair) * byUse, total], [after, byPair, totalAfter]]) {
-    for (const [word, n] of counts) added.set(word, (added.get(word) ?? 0) + (share * n) / whole);
+  let given = 0;
+  for (let i = 0; i < own.length; i++) {
+    const ofUses = total ? ((uses.get(own[i]) ?? 0) / total) * byUse : 0;
+    const ofPairs = totalAfter ? ((after.get(own[i]) ?? 0) / totalAfter) * byPair : 0;
+    const p = ofPairs + (1 - byPair) * ofUses;
+    others[i] = Math.log(p);
+    given += p;
   }
-  const rarer = Math.log((1 - byPair) * (1 - byUse));
+  const { p, kappa } = personal.cache.after(previous, lexicon), left = Math.max(0, 1 - given);
+  if (!given && !kappa) return { main: model, own: others };
+  const rarer = Math.log(left * (1 - kappa));
   for (let i = 0; i < model.length; i++) model[i] += rarer;
-  for (const [word, p] of added) {
-    const place = lexicon.place(word);
-    if (place !== undefined) model[place] = Math.log(Math.exp(model[place]) + p);
-    else if (ownPlace.has(word)) others[ownPlace.get(word)] = Math.log(p);
-  }
+  for (const [place, share] of p) model[place] = Math.log(Math.exp(model[place]) + left * kappa * share); // of few words
   return { main: model, own: others };
 }
 

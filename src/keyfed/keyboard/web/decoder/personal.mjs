@@ -1,8 +1,10 @@
 /**
- * What this device learnt of its user: words, pairs of words, a dictionary, words never to be suggested. All of it can
- * be seen, taken away and carried to another device as JSON; nothing leaves the device by itself. Words are folded.
+ * What this device learnt of its user: words, pairs of words, a dictionary, words never to be suggested, and a cache in
+ * which old words fade (`cache.mjs`). All of it can be seen, taken away and carried to another device as JSON; nothing
+ * leaves the device by itself. Words are folded.
  */
 
+import { Cache, EPOCH } from "./cache.mjs";
 import { hasBlank, hasControl, hasNumber, isWordlike, sizeOf } from "./context.mjs";
 import { fold } from "./layout.mjs";
 
@@ -31,8 +33,12 @@ export class Personal {
     this.forms = new Map();
     /** Words never suggested, by anything. @type {Set<string>} */
     this.blocked = new Set();
+    /** The words and pairs of `words` and `pairs` that were typed lately. */
+    this.cache = new Cache(constants);
     /** Goes up with every change that suggestions depend on. */
     this.version = 0;
+    /** Goes up when everything is forgotten or something else takes its place. */
+    this.replacements = 0;
   }
 
   #fold(word) {
@@ -42,17 +48,20 @@ export class Personal {
   /**
    * Count a finished word and its pair with the word before.
    * @param {string | null} [form]  the word, if the user chose its capitals: it does not just start a sentence
+   * @param {{share: number, paired: boolean} | null} [explained]  how much of the word the cache explained, if known
    * @returns {boolean} whether it may be learnt
    */
-  learn(word, previous = "", form = null) {
+  learn(word, previous = "", form = null, explained = null) {
     if (!this.learnable(word)) return false;
     const key = this.#fold(word), before = this.#fold(previous);
     this.words.set(key, (this.words.get(key) ?? 0) + 1);
-    if (before === "" || this.learnable(before)) { // a number or an address is not kept as the word before either
+    const isPair = before === "" || this.learnable(before);
+    if (isPair) { // a number or an address is not kept as the word before either
       if (!this.pairs.has(before)) this.pairs.set(before, new Map());
       const after = this.pairs.get(before);
       after.set(key, (after.get(key) ?? 0) + 1);
     }
+    this.cache.add(key, isPair ? before : null, explained);
     if (form !== null) this.#vote(key, form);
     this.#makeRoom(3);
     this.version++;
@@ -82,6 +91,8 @@ export class Personal {
     if (after?.size === 0) this.pairs.delete(before);
     decrease(this.words, key);
     if (!this.words.has(key)) this.forms.delete(key);
+    this.cache.takeBack(key, before);
+    this.cache.keepOnly(this.words, this.pairs);
     this.version++;
   }
 
@@ -132,12 +143,14 @@ export class Personal {
       after.delete(key);
       if (!after.size) this.pairs.delete(before);
     }
+    this.cache.keepOnly(this.words, this.pairs);
     this.version++;
   }
 
-  /** Remove everything: counts, dictionary and list of blocked words. */
+  /** Remove everything: counts, cache, dictionary and list of blocked words. */
   forgetAll() {
-    for (const held of [this.words, this.pairs, this.forms, this.dictionary, this.blocked]) held.clear();
+    for (const held of [this.words, this.pairs, this.forms, this.dictionary, this.blocked, this.cache]) held.clear();
+    this.replacements++;
     this.version++;
   }
 
@@ -191,6 +204,7 @@ export class Personal {
       for (const { table, word } of rare.sort((a, b) => a.n - b.n).slice(0, excess)) table.delete(word);
       for (const [before, after] of this.pairs) if (!after.size) this.pairs.delete(before);
       for (const word of [...this.forms.keys()]) if (!this.words.has(word)) this.forms.delete(word);
+      this.cache.keepOnly(this.words, this.pairs);
     }
     this.#room = most - this.#entries();
   }
@@ -241,6 +255,7 @@ export class Personal {
       ...(this.forms.size ? { forms: Object.fromEntries(this.forms.values()) } : {}),
       dictionary: [...this.dictionary.values()],
       blocked: [...this.blocked].sort(byCodePoints),
+      ...(this.words.size ? { cache: this.cache.kept() } : {}),
     });
   }
 
@@ -257,7 +272,11 @@ export class Personal {
     this.forms = new Map(Object.entries(found.forms ?? {}).map(([form, votes]) => [this.#fold(form), [form, votes]]));
     this.dictionary = new Map(found.dictionary.map((word) => [this.#fold(word), word]));
     this.blocked = new Set(found.blocked.map((word) => this.#fold(word)));
+    if (found.cache) this.cache.take(found.cache, (word) => this.#fold(word));
+    else this.cache.begin(this.words, this.pairs);
+    this.cache.keepOnly(this.words, this.pairs);
     this.#room = 0;
+    this.replacements++;
     this.version++;
   }
 
@@ -282,6 +301,7 @@ export class Personal {
       if (!this.pairs.has(before)) this.pairs.set(before, new Map());
       raise(this.pairs.get(before), after);
     }
+    this.cache.merge(other.cache);
     for (const [key, form] of other.forms) if (!this.forms.has(key)) this.forms.set(key, form);
     for (const [key, word] of other.dictionary) if (!this.dictionary.has(key)) this.dictionary.set(key, word);
     for (const key of other.blocked) this.blocked.add(key);
@@ -322,19 +342,35 @@ function checked(text, k) {
   for (const [before, after] of pairs) {
     if (!isObject(after)) throw refused(`the pairs of ${sized(before)} should be an object`);
   }
+  const cache = checkedCache(found.cache), cached = Object.entries(cache.pairs);
   const tables = [found.words, forms, ...pairs.map(([, after]) => after)].map((table) => Object.entries(table));
+  const faded = [cache.words, ...cached.map(([, after]) => after)].map((table) => Object.entries(table));
   const entries = tables.reduce((sum, table) => sum + table.length, found.dictionary.length + found.blocked.length);
   if (entries > k.most_entries) throw refused(`${entries} entries; at most ${k.most_entries} are taken`);
-  for (const [word, n] of tables.flat()) {
+  const held = faded.reduce((sum, table) => sum + table.length, 0);
+  if (held > k.most_entries) throw refused(`a cache of ${held} entries; at most ${k.most_entries} are taken`);
+  for (const [word, n] of [...tables, ...faded].flat()) {
     checkWord(word, k);
     if (!Number.isSafeInteger(n) || n < 1) {
       throw refused(`${sized(word)} has no count; expected a positive integer`);
     }
   }
-  const befores = pairs.map(([before]) => before).filter((before) => before !== "");
+  const befores = [...pairs, ...cached].map(([before]) => before).filter((before) => before !== "");
   for (const word of [...found.dictionary, ...found.blocked, ...befores]) checkWord(word, k);
   return found;
 }
+
+/** The cache of a document; documents of before have none. */
+function checkedCache(cache = EMPTY_CACHE) {
+  const isShare = (one) => Array.isArray(one) && one.length === 2 && 0 < one[0] && one[0] < one[1] && one.every(Number.isFinite);
+  const fits = isObject(cache) && isObject(cache.words) && isObject(cache.pairs) && Object.values(cache.pairs).every(isObject)
+    && Number.isSafeInteger(cache.age) && cache.age >= 0 && cache.age <= EPOCH
+    && Array.isArray(cache.weighed) && cache.weighed.length === 2 && cache.weighed.every(isShare);
+  if (!fits) throw refused('"cache" should be as the keyboard exports it');
+  return cache;
+}
+
+const EMPTY_CACHE = { words: {}, pairs: {}, age: 0, weighed: [[1, 10], [1, 10]] };
 
 function isOneWord(word, k) {
   return word !== "" && !hasBlank(word) && sizeOf(word) <= k.longest_word && !hasControl(word);

@@ -7,15 +7,17 @@
  * against the typed word itself, which has log p(w) if it is known and unknown_word − unknown_letter·letters if not.
  */
 
-import { allCapitals, display, isCapital, startsSentence } from "./casing.mjs";
-import { belongs, hasNumber, sizeOf, SPECIALS } from "./context.mjs";
+import { allCapitals, capitalised, display, isCapital, startsSentence } from "./casing.mjs";
+import { belongs, hasNumber, sizeOf, SPECIALS, UNK } from "./context.mjs";
 import { EMPTY } from "./dictionary.mjs";
 import { fold, layoutOf } from "./layout.mjs";
 import { entriesOf, isSuggestible, Lexicon } from "./lexicon.mjs";
-import { lexiconScores, mixed, spreadOver } from "./mixture.mjs";
+import { everyday, lexiconScores, mixed, spreadOver } from "./mixture.mjs";
 
 const RANKED = 16; // candidates that are looked at for three slots; some may be shown alike
 const ALPHABETIC = /\p{L}/gu;
+const PLAIN = /^[\x00-\x7f]*$/;
+const LAST_WORD = /([\p{L}\p{M}'’-]+) $/u;
 
 /** @typedef {import("./engine.mjs").Slot} Slot */
 /** @typedef {import("./context.mjs").Context} Context */
@@ -108,14 +110,14 @@ export class Predictor {
     const literal = this.#literal(logp, context, choice);
     const slot = this.#contracted(key, literal, logp, context, choice) ?? this.#mended(literal, logp, context, taps, choice);
     if (slot && (slot.word !== key || slot.text.includes(" "))) return slot;
-    // The word stays; one that is never in lower case gets its capitals.
-    const usual = display(this.#always.get(key) ?? typed, typed, false, NO_FORMS, k);
+    // The word stays; one that is never in lower case gets its capitals, and the second half of a name those of the first.
+    const usual = display(this.#second(key, context) ?? this.#always.get(key) ?? typed, typed, false, NO_FORMS, k);
     return usual === typed ? null : { text: usual, word: key, kind: "correction" };
   }
 
   /** What was typed without its apostrophe or blank; where that is a word, too, the model has to prefer the other. */
   #contracted(key, literal, logp, context, choice) {
-    const { contractions, margin_contraction } = this.k;
+    const { contractions, margin_contraction, margins } = this.k;
     if (!Object.hasOwn(contractions, key)) return null;
     const meant = contractions[key];
     if (meant.includes(" ")) {
@@ -124,13 +126,14 @@ export class Predictor {
     const [{ lexicon, scores, allowed }] = this.#parts(logp, context.previous, choice);
     const place = lexicon.place(meant);
     if (place === undefined || !allowed[place]) return null;
-    if (literal.isKnown && !(scores[place] > literal.score + margin_contraction)) return null;
+    if (literal.isKnown && !(scores[place] > literal.score + (Object.hasOwn(margins, key) ? margins[key] : margin_contraction))) return null;
     return this.#slot(lexicon, place, context, "correction");
   }
 
   /** The word, or the two words, that most probably were meant; null: what was typed. */
   #mended(literal, logp, context, taps, choice) {
     const { typed } = context, { k } = this;
+    const marked = markedLetters(typed);
     let best = { score: -Infinity, part: null, place: -1 };
     for (const part of this.#parts(logp, context.previous, choice)) {
       const { lexicon, scores, allowed } = part;
@@ -139,13 +142,19 @@ export class Predictor {
         const cost = whole[place];
         if (!(cost <= k.correct_max) || !allowed[place]) continue;
         const score = scores[place] - k.alpha * cost;
-        if (score > best.score) best = { score, part, place };
+        if (score > best.score && keepsLetters(lexicon.keys[place], marked)) best = { score, part, place };
       }
     }
     const two = literal.isKnown ? null : this.#split(logp, context, choice);
-    const margin = literal.isKnown ? k.margin_known : k.margin_unknown;
+    const margin = literal.isKnown ? k.margin_known : this.#isNamed(context) ? k.margin_name : k.margin_unknown;
     if (!(Math.max(best.score, two?.score ?? -Infinity) > literal.score + margin)) return null;
     return two?.score > best.score ? two.slot : this.#slot(best.part.lexicon, best.place, context, "correction");
+  }
+
+  /** Whether a capital says that the typed word is a name: nothing else put it there. */
+  #isNamed({ text, typed, shift }) {
+    const [first] = typed;
+    return isCapital(first) && shift !== "lock" && !startsSentence(text, this.k);
   }
 
   /** The two words that were run together; the second is as likely as it is in general. */
@@ -267,6 +276,20 @@ export class Predictor {
     return parts;
   }
 
+  /**
+   * How much of a finished word the cache of what was typed explains; null: nothing can be said.
+   * @param {ArrayLike<number>} logp  the model's before the word
+   * @param {string} word
+   * @param {string} previous  the word before, folded
+   */
+  explained(logp, word, previous) {
+    const { lexicon } = this, place = lexicon.place(this.#fold(word));
+    if (place === undefined) return null;
+    const { tilt, logs } = this.#spread, id = lexicon.ids[place];
+    const model = everyday(logp, { tilt, keepsUnknown: logs !== null }, this.k);
+    return this.personal.cache.explained(place, Math.exp(id >= 0 ? model[id] : model[UNK] + logs[place]), previous, lexicon);
+  }
+
   #isHeldBack(key, { filter }) {
     return this.personal.blocked.has(key) || (filter && this.#offensive.has(key));
   }
@@ -288,15 +311,24 @@ export class Predictor {
     return lexicon;
   }
 
+  /** How the second word of a name is written (new york, Harry Potter): as the first one is; undefined: it is no such word. */
+  #second(key, { text }) {
+    const { second_names } = this.k;
+    if (!Object.hasOwn(second_names, key)) return undefined;
+    const first = LAST_WORD.exec(text.slice(-40))?.[1];
+    if (first === undefined || !second_names[key].includes(first.toLowerCase())) return undefined;
+    return isCapital(first[0]) ? capitalised(key) : key;
+  }
+
   #slot(lexicon, place, context, kind) {
     const { text: before, typed } = context;
     if (this.#sentence.before !== before) this.#sentence = { before, starts: startsSentence(before, this.k) };
     const { shift } = context; // what a person did with the shift key counts more than the text
     const starts = shift ? (shift === "lock" ? "lock" : shift === "once") : this.#sentence.starts;
-    const written = this.personal.written(lexicon.keys[place]);
+    const key = lexicon.keys[place], written = this.personal.written(key) ?? this.#second(key, context);
     const forms = written ? new Map([[lexicon.words[place], written]]) : this.#forms;
     const text = display(lexicon.words[place], typed, starts, forms, this.k);
-    return { text, word: lexicon.keys[place], kind: kind !== "correction" && text === typed ? "literal" : kind };
+    return { text, word: key, kind: kind !== "correction" && text === typed ? "literal" : kind };
   }
 
   #emoji(word, { emoji }) {
@@ -345,6 +377,22 @@ function formsOf(forms, { words, forms: always, both }) {
   for (const word of found.keys()) if (isIn(words, word) && !both.has(word)) found.delete(word);
   for (const [word, form] of always) found.set(word, form);
   return found;
+}
+
+/** The letters of a word that no plain keyboard has, é or ß: whoever types one means it. */
+function markedLetters(word) {
+  return PLAIN.test(word) ? [] : [...word.normalize("NFC").toLowerCase()].filter((c) => c > "\x7f" && belongs(c));
+}
+
+/** Whether a word has all of these letters. */
+function keepsLetters(word, letters) {
+  if (!letters.length) return true;
+  const found = [...word.normalize("NFC")];
+  return letters.every((letter) => {
+    const at = found.indexOf(letter);
+    if (at >= 0) found.splice(at, 1);
+    return at >= 0;
+  });
 }
 
 /** Whether a word is among ascending ones. */

@@ -4,7 +4,8 @@
  * that was kept for training. It is made when its owner has agreed, not before.
  */
 
-const NAME = "keyfed.federated", STORES = ["client", "page", "text"];
+export const NAME = "keyfed.federated";
+const STORES = ["client", "page", "text"];
 
 /** The browser keeps nothing, or nothing more: one line for the person at the page. */
 export class Unkept extends Error {}
@@ -47,19 +48,28 @@ export async function openDatabase(lost = () => {}) {
   return database;
 }
 
+/** Whether there is such a database; null where the browser does not tell. @returns {Promise<boolean | null>} */
+export async function isMade() {
+  try {
+    return (await indexedDB.databases()).some(({ name }) => name === NAME);
+  } catch {
+    return null;
+  }
+}
+
 /**
  * Do something in one transaction, which is on the disk when this resolves.
  * @template T
  * @param {IDBDatabase} database
- * @param {string} name  of a store
+ * @param {string | string[]} names  of a store, or of several
  * @param {IDBTransactionMode} mode
- * @param {(store: IDBObjectStore, done: (request: IDBRequest) => Promise<any>) => T | Promise<T>} work
+ * @param {(store: IDBObjectStore | IDBObjectStore[], done: (request: IDBRequest) => Promise<any>) => T | Promise<T>} work
  * @returns {Promise<T>}
  */
-export async function within(database, name, mode, work) {
+export async function within(database, names, mode, work) {
   let transaction;
   try {
-    transaction = database.transaction(name, mode, { durability: "strict" });
+    transaction = database.transaction(names, mode, { durability: "strict" });
   } catch (cause) {
     throw new Unkept(reasonOf(cause), { cause });
   }
@@ -68,7 +78,8 @@ export async function within(database, name, mode, work) {
     transaction.onabort = () => reject(new Unkept(reasonOf(transaction.error), { cause: transaction.error }));
   });
   over.catch(() => {}); // what the work throws is said first
-  const found = await work(transaction.objectStore(name), done);
+  const store = (name) => transaction.objectStore(name);
+  const found = await work(Array.isArray(names) ? names.map(store) : store(names), done);
   await over;
   return found;
 }

@@ -1,6 +1,7 @@
 /**
- * The fragment of the page's address, which may hold a token to join by: it is taken out of the address before anything
- * else is loaded, so that it stands in no history and on no screen.
+ * The fragment of the page's address, which may hold a token to join by: it is taken out of the address before the rest
+ * of the page is loaded, so that it is not on the screen, nor in what is copied or shared from there. The browser's own
+ * history may keep the address as it was opened: a link serves one page, and ends after some hours.
  */
 
 let taken = take(), heard = null;

@@ -6,7 +6,7 @@ const MINUTES = [5, 10, 20, 60];
 const short = (text, size = 12) => (text.length > size ? `${text.slice(0, size)}…` : text);
 const many = (count, what) => `${count.toLocaleString()} ${what}${count === 1 ? "" : "s"}`;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
-const WORK = { tuning: "Tunes the model to you", looking: "Looks at a model with your held-back lines", training: "Trains for the round" };
+const WORK = { tuning: "Tunes the model to you", looking: "Looks at a model with your held-back lines", training: "Trains for the round", counting: "Counts your held-back lines for the round" };
 
 /** How a model does, against the one before it. */
 function compared(seen) {
@@ -60,6 +60,11 @@ export class FederatedPanel {
   #parts;
   #facts;
   #link = null;
+  #strangers = ""; // the hash of a roster that may be trusted
+  #isAgreed = false;
+  #hasMore = { model: false, client: false }; // what there is to see without consent: another model, an identity
+  /** Whether something may have been kept, which can be forgotten without consent, too. */
+  isThere = false;
   /** Where one line says what goes on. */
   note = make("p", { className: "note", role: "status", id: "federated-note" });
 
@@ -69,7 +74,7 @@ export class FederatedPanel {
     this.#facts = {
       kept: new Facts(["Kept for training", "Held back", "Today"]),
       model: new Facts(["In the strip", "Work"]),
-      client: new Facts(["Server", "Name", "Page", "State", "Own ε"]),
+      client: new Facts(["Server", "Name", "Page", "State", "Own ε", "Roster"]),
       sent: new Facts(["Run and round", "Upload", "Hides among", "Trained on", "First bytes"]),
     };
     this.#parts = { ...this.#consent(settings), ...this.#text(settings), ...this.#model(), ...this.#client(settings) };
@@ -83,11 +88,12 @@ export class FederatedPanel {
   #consent({ consent }) {
     const { label, input } = toggle("consent", "Keep what I type for training", "Encrypted, on this device. Never while incognito.", (value) => this.#on.agree(value));
     input.checked = consent;
+    const trouble = make("p", { className: "explain", id: "last-trouble", hidden: true });
     const consentCard = card("Training on this device",
       make("p", { className: "explain" }, "This page can train the model on what you type. Nothing leaves this device by that. " +
         "If you join a federation, sums leave it that are masked: the server can open the sum of many, not yours."),
-      label, this.note);
-    return { consentCard, consent: input };
+      label, this.note, trouble);
+    return { consentCard, consent: input, trouble };
   }
 
   #text(settings) {
@@ -107,13 +113,13 @@ export class FederatedPanel {
     const textCard = card("What is kept", this.#facts.kept.list, out.label,
       make("div", { className: "row" }, make("label", { htmlFor: "minutes" }, "Trains at most"), minutes),
       make("div", { className: "row" }, show, forget), list);
-    return { textCard, list, show };
+    return { textCard, list, show, out: out.input, minutes };
   }
 
   #model() {
     const progress = make("progress", { max: 1, value: 0, hidden: true, "aria-label": "Progress of the training" });
     const tune = button("Tune the model to me", () => this.#on.act("tune")), undo = button("Use the shared model", () => this.#on.act("undo"));
-    const stop = button("Stop", () => this.#on.act("stop"));
+    const stop = button("Stop", () => this.#on.act("end"));
     [tune.id, undo.id, stop.id] = ["tune", "undo", "stop-work"];
     const looked = make("p", { className: "explain", id: "looked" });
     const consider = button("Look at the new model", () => this.#on.act("consider")), take = button("Use it", () => this.#on.act("take"));
@@ -143,8 +149,29 @@ export class FederatedPanel {
     const asked = make("div", { className: "row", hidden: true }, send, keep);
     const sent = make("div", { id: "sent", hidden: true }, make("p", { className: "explain" }, "The last upload"), this.#facts.sent.list, asked);
     const doing = make("p", { className: "note", role: "status", id: "rounds-note" });
-    const clientCard = card("Federation", this.#facts.client.list, doing, invited, preview.label, sent, make("div", { className: "row" }, go, stop, leave));
-    return { clientCard, doing, invited, server, join, go, stopRounds: stop, leave, sent, asked };
+    const floor = this.#number("floor", { min: 3, max: 4096, step: 1 }), budget = this.#number("budget", { min: 0, max: 1000, step: "any" });
+    const strangers = make("div", { className: "question", role: "group", "aria-label": "A new roster", hidden: true });
+    const roster = make("p", {}), trust = button("Trust this roster", () => this.#on.act("trust", { hash: this.#strangers }));
+    trust.id = "trust";
+    strangers.append(roster, make("div", { className: "row" }, trust));
+    const clientCard = card("Federation", this.#facts.client.list, doing, invited, strangers, preview.label,
+      make("div", { className: "row" }, make("label", { htmlFor: "floor" }, "Hide among at least"), floor, "clients"),
+      make("div", { className: "row" }, make("label", { htmlFor: "budget" }, "Own ε at most"), budget, "0: no limit"),
+      sent, make("div", { className: "row" }, go, stop, leave));
+    [floor.value, budget.value] = [settings.floor, settings.budget];
+    return { clientCard, doing, invited, server, join, go, stopRounds: stop, leave, sent, asked, preview: preview.input, floor, budget, strangers, roster };
+  }
+
+  /** A field for a number that is a setting; what is none of it is put back. */
+  #number(name, { min, max, step }) {
+    const field = make("input", { type: "number", id: name, min, max, step, inputMode: "decimal" });
+    let last = "";
+    field.addEventListener("focus", () => { last = field.value; });
+    field.addEventListener("change", () => {
+      if (field.value === "" || !field.checkValidity()) field.value = last;
+      else this.#on.change(name, Number(field.value));
+    });
+    return field;
   }
 
   /** A button that asks once more. */
@@ -166,9 +193,16 @@ export class FederatedPanel {
   /** Whether this page may keep and train: the other cards are there then. */
   agreed(consent) {
     const { textCard, modelCard, clientCard } = this.#parts;
-    this.#parts.consent.checked = consent;
-    [textCard.hidden, modelCard.hidden] = [!consent, !consent];
-    clientCard.hidden = !consent && !this.#link;
+    this.#isAgreed = this.#parts.consent.checked = consent;
+    textCard.hidden = !consent && !this.isThere;
+    modelCard.hidden = !consent && !this.#hasMore.model;
+    clientCard.hidden = !consent && !this.#link && !this.#hasMore.client;
+  }
+
+  /** Another tab has changed what its owner asks for. */
+  settings({ out, preview, minutes, floor, budget }) {
+    const parts = this.#parts;
+    [parts.out.checked, parts.preview.checked, parts.minutes.value, parts.floor.value, parts.budget.value] = [out, preview, String(minutes), floor, budget];
   }
 
   /** One line of what goes on. */
@@ -216,15 +250,20 @@ export class FederatedPanel {
   }
 
   show(state) {
-    const { kept, work, client, using, tune, numbers, arrived, offered, server, minutes, waits } = state, parts = this.#parts;
+    const { kept, work, client, using, tune, numbers, arrived, offered, server, minutes, waits, trouble, doing } = state, parts = this.#parts;
+    this.isThere = true;
+    this.#hasMore = { model: using.kind !== "export", client: Boolean(client) || state.isKnown };
+    this.agreed(this.#isAgreed);
     this.say(state.line, state.isTrouble);
+    parts.trouble.hidden = !trouble || [state.line, doing.line].includes(trouble.line);
+    if (trouble) parts.trouble.textContent = `Last trouble, ${new Date(trouble.at).toLocaleString()}: ${trouble.line}`;
     this.#facts.kept.set({
       "Kept for training": `${kept.lines.toLocaleString()} lines of at most ${(kept.most ?? 0).toLocaleString()}`, "Held back": `${kept.held.toLocaleString()} lines, to look at models with`,
       Today: `${minutes.worked.toFixed(1)} of ${minutes.most} minutes${waits ? `; waits: ${waits}` : ""}`,
     });
     this.#facts.model.set({ "In the strip": modelName(using) });
     this.progress(work);
-    parts.tune.disabled = Boolean(work.name);
+    parts.tune.disabled = Boolean(work.name) || !this.#isAgreed;
     parts.undo.hidden = using.kind !== "tuned";
     parts.stop.hidden = !work.name;
     parts.looked.textContent = tune ? `Your own model: ${compared(tune.seen)}${tune.isTaken ? "" : "; it is not used"}.` : "";
@@ -238,15 +277,18 @@ export class FederatedPanel {
     if (numbers) this.#showSent(numbers);
   }
 
-  #showClient(client, { isFirst, isRunning, isJoining, doing, account }, server) {
+  #showClient(client, { isFirst, isRunning, isJoining, doing, account, isKnown, roster, strangers }, server) {
     const parts = this.#parts, other = server && !server.isAlike ? `; the server's page is keyfed ${server.version}, hash ${short(server.hash, 16)}` : "";
     const idle = client ? "stopped" : "not joined";
-    this.#facts.client.set({ Server: client?.server ?? "none", Name: client?.name ?? "none", "Own ε": costOf(account), State: `${!isFirst ? "another tab of this page takes part" : isRunning ? "takes part" : idle}${other}` });
+    this.#strangers = strangers;
+    parts.strangers.hidden = !strangers;
+    if (strangers) parts.roster.textContent = `More than half of the server's roster is new to this page. Its hash is ${strangers}: compare it with what the operator and other people see, then trust it, or leave.`;
+    this.#facts.client.set({ Roster: roster ? `${many(roster.clients, "client")}, hash ${roster.hash}` : "none", Server: client?.server ?? "none", Name: client?.name ?? "none", "Own ε": costOf(account), State: `${!isFirst ? "another tab of this page takes part" : isRunning ? "takes part" : idle}${other}` });
     parts.doing.textContent = doing.line;
     parts.doing.classList.toggle("error", doing.isTrouble);
-    parts.go.hidden = !client || isRunning || !isFirst;
+    parts.go.hidden = !client || isRunning || !isFirst || !this.#isAgreed;
     parts.stopRounds.hidden = !isRunning;
-    parts.leave.hidden = !client;
+    parts.leave.hidden = !client && !isKnown;
     parts.join.disabled = isJoining || !parts.consent.checked;
   }
 

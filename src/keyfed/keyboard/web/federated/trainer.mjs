@@ -4,27 +4,24 @@
  * the battery is charged, the day's minutes are not used up, this is not incognito.
  */
 
-import { modelOf, unpack } from "../client/messages.mjs";
-import { Session } from "../client/session.mjs";
-import { Store } from "../client/store.mjs";
-import { Learner, LIMITS } from "../client/learner.mjs";
 import { Rejected } from "../secure/bytes.mjs";
-import { openDatabase, Unkept, valuesOf } from "./database.mjs";
-import { Away, Endpoint, Refusal } from "./endpoint.mjs";
-import { exportedModel, look, tuned, vocabOf } from "./models.mjs";
-import { Rounds, wait } from "./rounds.mjs";
-import { isHeld, Kept, MOST, streamsOf, worthKeeping } from "./text.mjs";
+import { openDatabase, Unkept, valuesOf, within } from "./database.mjs";
+import { Membership } from "./membership.mjs";
+import { exportedModel, look, tuned } from "./models.mjs";
+import { wait } from "./rounds.mjs";
+import { isHeld, Kept, MOST, TUNED, worthKeeping } from "./text.mjs";
 
-const FLOOR = 3; // clients that this one hides among, at least
 const SECOND = 1_000, MINUTE = 60 * SECOND, NOTED = 5 * SECOND; // of work, between two notes of how much it was
-const MOST_HEAD = 16 << 20;
-const TAB = "keyfed.federated"; // the name of the lock: one tab is the client
+const TABS = "keyfed.federated"; // the name of the lock, by which one tab is the client, and of the channel between tabs
 const IDLE = Object.freeze({ name: "", step: 0, steps: 0 });
+const WITHDRAWN = "Nothing more is kept or trained. What was kept is still here until you forget it.";
 
 class Trainer {
   #database;
   #values; // of the page
   #kept;
+  #member;
+  #tabs; // the other tabs of this page
   #address; // of the export
   #exported = null;
   #using; // the model in the strip
@@ -32,51 +29,70 @@ class Trainer {
   #why = "the page has just been opened";
   #day = { day: "", worked: 0 };
   #since = 0; // when the work in hand began or was noted last
-  #stop = new AbortController(); // of taking part and of tuning
-  #isFirst = false;
-  #isJoining = false;
+  #now = new AbortController(); // of the work in hand
   #work = IDLE;
   #line = "";
   #isTrouble = false;
-  #doing = { line: "", isTrouble: false }; // of taking part
-  #client = null;
+  #trouble = null; // {line, at}: the last one
   #last = null; // the last model of a run
   #offered = null; // a model that waits for the owner's word, and how it does
   #tune = null; // how the tuned model does
-  #done = null;
-  #numbers = null; // of the last upload
-  #account = null; // what all uploads together cost
-  #session = null;
-  #decide = null; // lets an upload go, or not
-  #about = null; // of the run in progress
   #lines = { lines: 0, held: 0, bytes: 0 };
-  #server = null; // what it says of itself
-  #rounds = null; // while this page takes part
-  #page; // its version and hash
 
   /** @param {{model: string, page: {version: string, hash: string}, settings: object}} start */
   async start({ model, page, settings }) {
-    [this.#address, this.#page, this.#settings] = [model, page, settings];
+    [this.#address, this.#settings] = [model, settings];
     this.#database = await openDatabase(() => this.#say("This browser has cleared what this page kept: reload it, and join again with a new link.", true));
     this.#values = valuesOf(this.#database, "page");
-    this.#kept = await Kept.open(this.#database);
-    const kept = await Promise.all(["client", "day", "last", "tuned", "shared"].map((key) => this.#values.get(key)));
-    [this.#client, this.#day, this.#last] = [kept[0] ?? null, kept[1] ?? this.#day, kept[2] ?? null];
-    this.#using = kept[3] ?? kept[4] ?? null;
+    this.#kept = new Kept(this.#database);
+    this.#member = new Membership(this.#database, page, this.#host());
+    const kept = await Promise.all(["day", "last", TUNED, "shared", "trouble"].map((key) => this.#values.get(key)));
+    [this.#day, this.#last, this.#trouble] = [kept[0] ?? this.#day, kept[1] ?? null, kept[4] ?? null];
+    this.#using = kept[2] ?? kept[3] ?? null;
     if (this.#using) post("adopt", { model: this.#using });
     await this.#count();
-    this.#show();
-    navigator.locks.request(TAB, async () => {
-      this.#isFirst = true;
-      this.#takePart();
+    this.#tabs = new BroadcastChannel(TABS);
+    this.#tabs.onmessage = ({ data }) => this.#heard(data).catch(trouble);
+    await this.#member.read();
+    navigator.locks.request(TABS, async () => {
+      this.#member.lead();
       await new Promise(() => {}); // until the tab closes
     });
+  }
+
+  /** @returns {import("./membership.mjs").Host} */
+  #host() {
+    return {
+      settings: () => this.#settings, waits: () => this.#waits(), isBusy: () => Boolean(this.#work.name), work: () => this.#now.signal,
+      pause: (isOver, done) => this.#pause(isOver, done), begin: (name) => this.#begin(name), end: () => this.#end(), lines: () => this.#kept.lines(),
+      say: (line, isTrouble) => this.#say(line, isTrouble), troubled: (line) => this.#troubled(line), show: () => this.#show(),
+      met: (from, make) => this.#met(from, make), over: () => this.consider().catch(trouble), // the server's message is answered first
+      post, tell: () => this.#tabs.postMessage({ kind: "client" }), failed: trouble,
+    };
+  }
+
+  /** Another tab of this page has done something. */
+  async #heard({ kind, day }) {
+    if (kind === "day") this.#day = day;
+    else if (kind === "client") await this.#member.read();
+    else if (kind === "removed") {
+      this.#abandon();
+      await this.#count();
+    } else if (kind === "forgotten") await this.#forgotten();
+    this.#show();
   }
 
   // ---------------------------------------------------------------- what the page asks for
 
   settings({ settings }) {
+    const hadConsent = this.#settings.consent;
     this.#settings = settings;
+    if (hadConsent && !settings.consent) {
+      this.#now.abort();
+      this.#member.halt();
+      this.#say(WITHDRAWN);
+    } else if (!hadConsent && settings.consent && this.#line === WITHDRAWN) this.#say("");
+    this.#member.settings();
     this.#show();
   }
 
@@ -88,7 +104,7 @@ class Trainer {
 
   async keep({ text }) {
     const lines = worthKeeping(text);
-    if (!lines.length) return;
+    if (!lines.length || !this.#settings.consent) return;
     await this.#kept.add(lines);
     await this.#count();
     this.#show();
@@ -100,50 +116,87 @@ class Trainer {
 
   async remove({ id }) {
     await this.#kept.remove(id);
+    this.#abandon();
+    this.#tabs.postMessage({ kind: "removed" });
     await this.#count();
     await this.list();
+    if (this.#using?.from.kind === "tuned") this.#say("The line is forgotten. The model that was tuned to you may still know it: tune it again, or use the shared one.");
     this.#show();
   }
 
   /** Forget the text, and the model that was tuned to it. */
   async forget() {
-    this.#halt();
     await this.#kept.forget();
-    this.#kept = await Kept.open(this.#database);
-    await this.#values.delete("tuned");
-    await this.#use((await this.#values.get("shared")) ?? null);
-    this.#tune = null;
-    await this.#count();
+    await this.#forgotten();
+    this.#tabs.postMessage({ kind: "forgotten" });
     this.#say("What was kept for training is forgotten, and so is the model that was tuned to it.");
-    this.#takePart();
+  }
+
+  async #forgotten() {
+    this.#abandon();
+    this.#tune = null;
+    await this.#values.delete(TUNED); // this tab may just have written it
+    await this.#use((await this.#values.get("shared")) ?? null);
+    await this.#count();
     post("forgotten");
   }
 
-  /** Stop whatever is being done; taking part begins again with `go`. */
-  stop({ line = this.#client ? "Stopped: this page does not take part." : "Stopped." }) {
-    this.#halt();
-    this.#say(line);
+  /** The text has changed: what is being made of it ends, and nothing that was made of it leaves. */
+  #abandon() {
+    this.#now.abort();
+    this.#now = new AbortController();
+    this.#member.textChanged();
+  }
+
+  /** Stop the work in hand. Work for a round would begin again in the next one: the page stops taking part. */
+  async end() {
+    this.#now.abort();
+    this.#now = new AbortController();
+    if (["training", "counting"].includes(this.#work.name)) await this.#member.stop();
+    else this.#say("Stopped.");
+  }
+
+  stop() {
+    return this.#member.stop();
   }
 
   go() {
-    this.#takePart();
+    return this.#member.go();
+  }
+
+  join(link) {
+    if (this.#settings.consent) return this.#member.join(link);
+  }
+
+  async leave() {
+    this.#trouble = null;
+    await this.#member.leave();
+  }
+
+  send(answer) {
+    this.#member.send(answer);
+  }
+
+  trust(roster) {
+    return this.#member.trust(roster);
   }
 
   // ---------------------------------------------------------------- the model of this person
 
   async tune() {
-    if (this.#work.name) return;
-    const { signal } = this.#stop, lines = await this.#kept.lines();
+    if (this.#work.name || !this.#settings.consent) return;
     this.#begin("tuning");
+    const { signal } = this.#now, pause = (done) => this.#pause(() => signal.aborted, done);
     try {
-      const shared = await this.#shared(), pause = (done) => this.#pause(signal, done);
+      const lines = await this.#kept.lines(), shared = await this.#shared();
       const made = await tuned(shared, lines, pause);
       this.#begin("looking");
       const seen = await look(shared, made.model, lines, pause);
+      if (signal.aborted) return;
       this.#tune = { seen, isTaken: !seen?.isWorse };
       if (seen?.isWorse) this.#say("The model that was tuned here does worse on your held-back lines: it is not used.", true);
       else {
-        await this.#values.set("tuned", made.model);
+        await this.#values.set(TUNED, made.model);
         await this.#use(made.model);
         this.#say("The strip is of your own model now. Nothing was sent.");
       }
@@ -157,7 +210,7 @@ class Trainer {
 
   /** Put the shared model back into the strip. */
   async undo() {
-    await this.#values.delete("tuned");
+    await this.#values.delete(TUNED);
     this.#tune = null;
     await this.#use((await this.#values.get("shared")) ?? null);
     this.#say("The strip is of the shared model again.");
@@ -181,10 +234,10 @@ class Trainer {
     const last = this.#last;
     if (!last || this.#work.name) return;
     this.#begin("looking");
-    const { signal } = this.#stop;
+    const { signal } = this.#now;
     try {
       const lines = await this.#kept.lines(), before = this.#using ?? (await this.#shared());
-      const seen = await look(before, last, lines, (done) => this.#pause(signal, done));
+      const seen = await look(before, last, lines, (done) => this.#pause(() => signal.aborted, done));
       if (this.#last !== last) return;
       this.#offered = { seen, isTaken: false };
       if (seen?.isWorse) this.#say("The new model does worse on your held-back lines: look at the figures, then take it or refuse it.", true);
@@ -201,7 +254,7 @@ class Trainer {
     const last = this.#last;
     if (!last) return;
     await this.#values.set("shared", last);
-    await this.#values.delete("tuned");
+    await this.#values.delete(TUNED);
     [this.#last, this.#offered, this.#tune] = [null, this.#offered && { ...this.#offered, isTaken: true }, null];
     await this.#values.delete("last");
     await this.#use(last);
@@ -214,154 +267,11 @@ class Trainer {
     this.#say("The new model is refused and forgotten; the strip stays as it is.");
   }
 
-  /** A train message was accepted: its model is the newest that there is. */
-  async #met(body) {
-    const { head, tensors } = unpack(body, MOST_HEAD), { learner, vocab, reading } = this.#about;
-    const from = { kind: "federation", run: head.run, name: nameOf(head), digest: head.model };
+  /** The newest model that there is. */
+  async #met(from, make) {
     if (this.#last?.from.name === from.name && this.#last.from.digest === from.digest) return;
-    this.#last = { model: learner.model, reading, vocab, weights: modelOf(tensors, learner.shapes), from };
-    this.#offered = null;
+    [this.#last, this.#offered] = [make(), null];
     await this.#values.set("last", this.#last).catch((error) => this.#say(error.message, true)); // it is still in memory
-  }
-
-  // ---------------------------------------------------------------- taking part
-
-  async join({ token, server, name }) {
-    if (this.#isJoining) return;
-    this.#isJoining = true;
-    this.#say("Joins …");
-    try {
-      const store = this.#store(), endpoint = new Endpoint(server, await store.identity());
-      this.#compare(await endpoint.about());
-      const enrolled = await endpoint.enrol(token, name);
-      this.#client = { server, name: enrolled };
-      await this.#values.set("client", this.#client);
-      post("joined");
-      this.#say(`Joined as ${enrolled}.`);
-      this.#takePart();
-    } catch (error) {
-      if (error instanceof Away) this.#say("The server is away: try the link again later; it is not used yet.", true);
-      else if (error instanceof Refusal) this.#say(error.type === "link" ? "This link is used, expired or wrong: ask for a new one." : `The server refuses this page: ${error.message}`, true);
-      else throw error;
-    } finally {
-      this.#isJoining = false;
-      this.#show();
-    }
-  }
-
-  async leave() {
-    this.#halt();
-    try {
-      await this.#leaveServer();
-      this.#say("Left: the server has taken this page off its roster, and this page has forgotten its keys.");
-    } catch (error) {
-      if (!(error instanceof Away) && !(error instanceof Refusal)) throw error;
-      this.#say("This page has forgotten its keys and takes part no more; the server could not be reached, its roster may still name it.", true);
-    }
-  }
-
-  async #leaveServer() {
-    const { server, name } = this.#client, endpoint = new Endpoint(server, await this.#store().identity(), name);
-    const client = valuesOf(this.#database, "client");
-    this.#client = null;
-    try {
-      await endpoint.leave();
-    } finally {
-      await this.#values.delete("client");
-      for (const key of await client.keys()) await client.delete(key);
-      this.#show();
-    }
-  }
-
-  #store() {
-    return new Store(valuesOf(this.#database, "client"));
-  }
-
-  /** Whether the page is that of the server. */
-  #compare(about) {
-    const { version, hash } = this.#page;
-    this.#server = { ...about, isAlike: about.hash === hash };
-    if (about.version !== version) this.#say(`This page is of keyfed ${version}, the server of ${about.version}: reload the page, or get it again.`, true);
-    else if (about.skew) this.#say(`This device's clock is ${Math.abs(about.skew)} seconds ${about.skew > 0 ? "slow" : "fast"}; the server's is used.`, true);
-  }
-
-  async #takePart() {
-    if (!this.#client || !this.#isFirst || this.#rounds) return this.#show();
-    const { signal } = this.#stop, { server, name } = this.#client;
-    const store = this.#store(), endpoint = new Endpoint(server, await store.identity(), name);
-    const ready = () => (this.#work.name ? "another model is being trained" : this.#waits());
-    const session = (this.#session = new Session(name, store, (about) => this.#learner(about, signal), { floor: FLOOR, ready }));
-    const rounds = (this.#rounds = new Rounds(endpoint, session, {
-      say: (line, isTrouble) => this.#do(line, isTrouble), why: () => this.#waits(), done: () => this.#done, floor: () => FLOOR,
-      show: (numbers, until, stopped) => this.#before(numbers, until, stopped),
-      met: (body) => this.#met(body), over: () => this.#ended(),
-      lost: () => {
-        this.#client = null;
-        this.#values.delete("client").catch(trouble);
-      },
-    }));
-    await this.#reckon();
-    for (let failures = 0; !signal.aborted; failures++) {
-      const about = await endpoint.about(signal).catch((error) => (error instanceof Refusal ? this.#say(error.message, true) : null) ?? null);
-      if (about) this.#compare(about);
-      if (about || failures > 2) break; // the rounds say what is wrong, and wait
-      await wait(SECOND, signal);
-    }
-    await rounds.run(signal);
-    if (this.#rounds === rounds) this.#rounds = null;
-    else return;
-    this.#show();
-  }
-
-  async #learner(about, signal) {
-    const vocab = vocabOf(about.vocab), lines = await this.#kept.lines();
-    const learner = new Learner(about, streamsOf(lines, vocab), { limits: LIMITS, pause: (done) => this.#pause(signal, done) });
-    this.#about = { learner, vocab, reading: about.page.batches.kind === "packed" ? "lines" : "stream" };
-    const solve = learner.solve.bind(learner);
-    learner.solve = async (theta, task) => {
-      this.#begin("training");
-      try {
-        const done = await solve(theta, task);
-        this.#done = { tokens: done.tokens };
-        return done;
-      } finally {
-        this.#end();
-      }
-    };
-    return learner;
-  }
-
-  /** Show what is about to be sent; where the owner wants to be asked, wait for the answer until the deadline. */
-  async #before(numbers, until, signal) {
-    this.#numbers = { ...numbers, isWaiting: this.#settings.preview, isSent: !this.#settings.preview };
-    await this.#reckon();
-    if (!this.#settings.preview) return true;
-    this.#do("An upload waits for your word.");
-    const isWanted = await Promise.race([new Promise((resolve) => { this.#decide = resolve; }), wait(Math.max(0, until - Date.now()), signal).then(() => false)]);
-    this.#decide = null;
-    this.#numbers = { ...numbers, isWaiting: false, isSent: isWanted };
-    this.#show();
-    return isWanted;
-  }
-
-  /** Read what all uploads of this page cost together. */
-  async #reckon() {
-    try {
-      this.#account = await this.#session.account();
-    } catch (error) {
-      if (!(error instanceof Rejected)) throw error;
-      this.#say(`The account of what left this page cannot be read (${error.detail}).`, true);
-    }
-    this.#show();
-  }
-
-  send({ isWanted }) {
-    this.#decide?.(isWanted);
-  }
-
-  async #ended() {
-    this.#say("The run is over.");
-    this.consider().catch(trouble); // the server's message is answered first
   }
 
   // ---------------------------------------------------------------- when it works
@@ -379,8 +289,10 @@ class Trainer {
   }
 
   #begin(name) {
+    if (this.#now.signal.aborted) this.#now = new AbortController();
     this.#work = { ...IDLE, name };
     this.#since = performance.now();
+    this.#note(true).catch(trouble); // reads what other tabs have worked
     this.#show();
   }
 
@@ -390,35 +302,35 @@ class Trainer {
     this.#show();
   }
 
-  /** Book the time that was worked. */
+  /** Book the time that was worked, in any tab. */
   async #note(isEnd = false) {
-    const now = performance.now();
-    if (!isEnd && now - this.#since < NOTED) return;
-    this.#left();
-    this.#day.worked += now - this.#since;
+    const now = performance.now(), worked = now - this.#since;
+    if (!isEnd && worked < NOTED) return;
     this.#since = now;
-    await this.#values.set("day", this.#day);
+    this.#left();
+    const { day } = this.#day;
+    this.#day = await within(this.#database, "page", "readwrite", async (store, done) => {
+      const before = await done(store.get("day")), after = { day, worked: (before?.day === day ? before.worked : 0) + worked };
+      store.put(after, "day");
+      return after;
+    });
+    this.#tabs.postMessage({ kind: "day", day: this.#day });
+    this.#show();
   }
 
   /** Between two steps: lets messages in, waits while it may not work; false: stop. */
-  async #pause(signal, done) {
+  async #pause(isOver, done) {
     if (done?.steps) this.#work = { ...this.#work, step: done.step, steps: done.steps, epoch: done.epoch + 1, nats: done.nats / Math.max(1, done.tokens) };
     await this.#note();
     post("progress", { work: this.#work });
-    await wait(0, signal);
-    while (!signal.aborted && this.#waits() !== null) {
-      await this.#note(true);
+    await wait(0);
+    if (this.#waits() !== null) await this.#note(true);
+    while (!isOver() && this.#waits() !== null) {
       post("progress", { work: { ...this.#work, waits: this.#waits() } });
-      await wait(SECOND / 2, signal);
+      await wait(SECOND / 2);
       this.#since = performance.now();
     }
-    return !signal.aborted;
-  }
-
-  #halt() {
-    this.#stop.abort();
-    [this.#rounds, this.#doing] = [null, { line: "", isTrouble: false }];
-    this.#stop = new AbortController();
+    return !isOver();
   }
 
   // ---------------------------------------------------------------- what the page shows
@@ -431,33 +343,30 @@ class Trainer {
   #say(line, isTrouble = false) {
     if (line === this.#line && isTrouble === this.#isTrouble) return;
     [this.#line, this.#isTrouble] = [line, isTrouble];
+    if (isTrouble) this.#troubled(line);
     this.#show();
   }
 
-  #do(line, isTrouble = false) {
-    if (line === this.#doing.line) return;
-    this.#doing = { line, isTrouble };
-    this.#show();
+  /** Note what went wrong: the line itself is soon another one. */
+  #troubled(line) {
+    this.#trouble = { line, at: Date.now() };
+    this.#values.set("trouble", this.#trouble).catch(() => {}); // without room it is only shown
   }
 
   #show() {
     post("state", {
       state: {
-        kept: this.#lines, work: this.#work, line: this.#line, isTrouble: this.#isTrouble, waits: this.#waits(), client: this.#client,
-        isFirst: this.#isFirst, isRunning: Boolean(this.#rounds), doing: this.#doing, isJoining: this.#isJoining, using: this.#using?.from ?? { kind: "export" },
-        tune: this.#tune, numbers: this.#numbers, account: this.#account, arrived: this.#last?.from ?? null, offered: this.#offered, server: this.#server,
-        minutes: { worked: this.#day.worked / MINUTE, most: this.#settings.minutes },
+        kept: this.#lines, work: this.#work, line: this.#line, isTrouble: this.#isTrouble, trouble: this.#trouble, waits: this.#waits(),
+        using: this.#using?.from ?? { kind: "export" }, tune: this.#tune, arrived: this.#last?.from ?? null, offered: this.#offered,
+        minutes: { worked: this.#day.worked / MINUTE, most: this.#settings.minutes }, ...this.#member.state,
       },
     });
   }
 }
 
-/** What the model of a message is called. The test text is counted with the model that the run has chosen. */
-const nameOf = ({ purpose, evaluate, round }) =>
-  (purpose !== "evaluation" ? `its model after ${round} rounds` : evaluate === "test" ? "its final model" : "its latest model");
 const post = (kind, more = {}) => self.postMessage({ kind, ...more });
 const trouble = (error) => post("trouble", { line: error instanceof Unkept ? error.message : `Something went wrong: ${error?.message ?? error}` });
-const ASKED = ["start", "settings", "allow", "keep", "list", "remove", "forget", "stop", "go", "tune", "undo", "consider", "take", "refuse", "join", "leave", "send"];
+const ASKED = ["start", "settings", "allow", "keep", "list", "remove", "forget", "end", "stop", "go", "tune", "undo", "consider", "take", "refuse", "join", "leave", "send", "trust"];
 const trainer = new Trainer();
 let started = null;
 

@@ -6,13 +6,13 @@
 
 import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
-import { previousWord } from "../decoder/context.mjs";
 import { readDictionary } from "../decoder/dictionary.mjs";
 import { Engine } from "../decoder/engine.mjs";
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const table = (name) => JSON.parse(readFileSync(new URL(`../data/${name}.json`, import.meta.url), "utf8"));
 const tables = Object.fromEntries(["constants", "layouts", "emoji", "offensive"].map((name) => [name, table(name)]));
+const WEIGHED = 500; // words of a person, the latest ones, at which the model is run to weigh the cache
 let engine = null;
 
 async function read() {
@@ -44,7 +44,9 @@ const operations = {
   undo: (request) => engine.undo(request),
   gesture: (request) => engine.gesture(request),
   knows: ({ words }) => words.map((word) => engine.knows(word)),
-  learn: ({ words }) => words.forEach(([word, before]) => engine.personal.learn(word, previousWord(before, tables.constants))),
+  async learn({ words }) {
+    for (const [i, [word, before]] of words.entries()) await engine.learnt(before, word, i >= words.length - WEIGHED);
+  },
   personal: ({ action, value }) => engine.personal[action](value) ?? null,
 };
 

@@ -1,7 +1,7 @@
 /** Copy and share: the two doors by which the text leaves the page, when a person opens one. */
 
 /**
- * @param {{copy: HTMLElement, share: HTMLElement, text: () => string, say: (text: string) => void, area: HTMLTextAreaElement}} given
+ * @param {{copy: HTMLElement, share: HTMLElement, area: HTMLTextAreaElement, say: (text: string) => void}} given
  */
 export function handOver({ copy, share, area, say }) {
   let timer = 0;
@@ -11,7 +11,10 @@ export function handOver({ copy, share, area, say }) {
     clearTimeout(timer);
     timer = setTimeout(() => copy.classList.remove("done"), 1600);
   };
-  copy.addEventListener("click", async () => done(await copied(area)));
+  copy.addEventListener("click", async () => {
+    if (area.value === "") say("Nothing to copy"); // what the clipboard holds stays
+    else done(await copied(area));
+  });
   share.hidden = typeof navigator.share !== "function";
   share.addEventListener("click", async () => {
     try {

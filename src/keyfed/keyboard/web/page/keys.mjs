@@ -49,19 +49,21 @@ export class Keyboard {
   #trail;
   #popup;
   #shownFor = null; // the finger that the bubble belongs to
+  #offered = null; // the same without a finger: a key whose characters are shown until one is taken
   #unit = { width: 1, height: 1 };
   #width = 0; // of the whole keyboard
 
   /**
    * @param {HTMLElement} root
    * @param {{layouts: object, layout: string, numbers: boolean, pictures: import("./pictures.mjs").Pictures,
-   *   press: Function, swipe: Function, slide: Function, shift: () => void}} given
+   *   press: Function, swipe: Function, slide: Function, shift: () => void,
+   *   say: (text: string) => void}} given
    */
-  constructor(root, { layouts, layout, numbers, pictures, press, swipe, slide, shift }) {
+  constructor(root, { layouts, layout, numbers, pictures, press, swipe, slide, shift, say }) {
     this.#root = root;
     this.#layouts = layouts;
     this.#pictures = pictures;
-    this.#on = { press, swipe, slide, shift };
+    this.#on = { press, swipe, slide, shift, say };
     this.setLayout(layout, numbers);
     root.addEventListener("pointerdown", (event) => this.#down(event));
     root.addEventListener("pointermove", (event) => this.#move(event));
@@ -69,6 +71,7 @@ export class Keyboard {
     root.addEventListener("pointercancel", (event) => this.#cancel(event));
     root.addEventListener("click", (event) => this.#click(event));
     root.addEventListener("keydown", (event) => this.#walk(event));
+    root.addEventListener("focusout", () => this.#withdraw());
     root.addEventListener("contextmenu", (event) => event.preventDefault());
     new ResizeObserver(() => this.#measure()).observe(root);
   }
@@ -412,19 +415,58 @@ export class Keyboard {
     const entry = this.#keys.find((e) => e.button === button);
     const { key } = entry;
     const time = event.timeStamp;
+    const offered = this.#withdraw();
     if (key.kind === "backspace") this.#on.press({ kind: "backspace", time });
     else if (key.kind === "shift") this.#pressShift(time);
-    else if (key.kind === "page") {
-      this.#show(key.to);
-      this.#keys[0].button.focus();
-    } else this.#send("char", key.kind === "letter" ? this.#cased(key.id) : key.id, null, time);
+    else if (key.kind === "page") this.#show(key.to);
+    else if (offered) this.#send("char", offered.choices[offered.choice], null, time);
+    else this.#send("char", key.kind === "letter" ? this.#cased(key.id) : key.id, null, time);
+    // The text was written to and has the focus; who walks over the keys is still at this one.
+    this.#focus(this.#keys.find((one) => one.key.id === key.id) ?? this.#keys[0]);
+  }
+
+  #focus({ button }) {
+    for (const one of this.#keys) one.button.tabIndex = one.button === button ? 0 : -1;
+    button.focus();
+  }
+
+  /** The menu key, or Shift and F10, shows what holding the key would; left and right choose, a press takes. */
+  #offerWithout(entry) {
+    this.#withdraw();
+    if (!entry.key.variants) return;
+    this.#offered = { entry, done: false, swiping: false };
+    this.#offer(this.#offered);
+    this.#chooseNext(0);
+  }
+
+  #chooseNext(step) {
+    const offered = this.#offered, { length } = offered.choices;
+    offered.choice = (offered.choice + step + length) % length;
+    [...this.#popup.children].forEach((bubble, i) => bubble.classList.toggle("chosen", i === offered.choice));
+    this.#on.say(`${offered.choices[offered.choice]}, ${offered.choice + 1} of ${length}`);
+  }
+
+  /** Show no characters any more; those that were shown. */
+  #withdraw() {
+    const offered = this.#offered;
+    if (offered) this.#popup.classList.remove("shown");
+    this.#offered = null;
+    return offered;
   }
 
   /** Arrow keys walk over the keys; only one of them is a stop of the tab order. */
   #walk(event) {
     const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
     const from = this.#keys.find((e) => e.button === document.activeElement);
-    if (!step || !from) return;
+    if (!from) return;
+    const isMenu = event.key === "ContextMenu" || (event.key === "F10" && event.shiftKey);
+    if (this.#offered && (step?.[0] || event.key === "Escape")) {
+      event.preventDefault();
+      return step ? this.#chooseNext(step[0]) : this.#withdraw();
+    }
+    if (isMenu) event.preventDefault();
+    if (isMenu) return this.#offerWithout(from);
+    if (!step) return;
     event.preventDefault();
     const [x, y] = [from.box.x + from.box.width / 2, from.box.y + from.box.height / 2];
     const ahead = this.#keys.filter((e) => e !== from && (step[1] ? e.row === from.row + step[1] : e.row === from.row
@@ -432,8 +474,6 @@ export class Keyboard {
     const far = (e) => Math.hypot(e.box.x + e.box.width / 2 - x, e.box.y + e.box.height / 2 - y);
     const to = ahead.sort((a, b) => far(a) - far(b))[0];
     if (!to) return;
-    from.button.tabIndex = -1;
-    to.button.tabIndex = 0;
-    to.button.focus();
+    this.#focus(to);
   }
 }

@@ -103,7 +103,7 @@ export class SettingsPanel {
     };
     forget.addEventListener("blur", () => ask(false));
     return card("Privacy",
-      this.#toggle("learn", "Learn from my typing", `A word counts once you used it ${this.#learnAfter} times. It stays on this device.`),
+      this.#toggle("learn", "Learn from my typing", `A new word is suggested once you used it ${this.#learnAfter} times. All of it stays on this device.`),
       this.#toggle("keep", "Keep the text over a reload", "In this browser, never while incognito."),
       this.#toggle("incognito", "Incognito", "Nothing is learnt or stored, nothing learnt is offered."),
       make("div", { className: "row" }, forget));

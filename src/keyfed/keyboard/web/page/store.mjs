@@ -6,8 +6,8 @@
 
 import { SETTINGS } from "../decoder/defaults.mjs";
 
-const SETTINGS_KEY = "keyfed.settings";
-export const PERSONAL_KEY = "keyfed.personal";
+export const SETTINGS_KEY = "keyfed.settings", PERSONAL_KEY = "keyfed.personal";
+export const FORGOTTEN_KEY = "keyfed.forgotten"; // when everything was forgotten last: for the other tabs
 const DRAFT_KEY = "keyfed.text", EMOJI_KEY = "keyfed.emoji";
 const ASIDE_KEY = "keyfed.unread"; // and a time: what was learnt, but could not be read any more
 const THEMES = ["auto", "light", "dark"];
@@ -61,8 +61,20 @@ export class Store {
     return checkedSettings(this.#parsed(SETTINGS_KEY), layouts);
   }
 
-  saveSettings(settings) {
-    this.#write(SETTINGS_KEY, JSON.stringify(settings));
+  /** Write some settings; what another tab has written of the others stays. */
+  saveSettings(changed) {
+    const found = this.#parsed(SETTINGS_KEY);
+    this.#write(SETTINGS_KEY, JSON.stringify({ ...(typeof found === "object" && !Array.isArray(found) ? found : {}), ...changed }));
+  }
+
+  /** Whether another tab is incognito, as far as is stored; null: nothing is. */
+  get incognito() {
+    return this.#parsed(SETTINGS_KEY)?.incognito ?? null;
+  }
+
+  /** When everything was forgotten last, by whatever tab; null: never. */
+  get forgotten() {
+    return this.#read(FORGOTTEN_KEY);
   }
 
   /** The text of the last visit: {text, cursor}, or null. */
@@ -111,6 +123,13 @@ export class Store {
     const isOurs = (key) => [PERSONAL_KEY, DRAFT_KEY, EMOJI_KEY].includes(key) || key.startsWith(`${ASIDE_KEY}.`);
     for (const key of this.#keys().filter(isOurs)) this.#remove(key);
     this.#locked = false;
+  }
+
+  /** Say to other tabs that everything is forgotten. */
+  sayForgotten() {
+    const now = String(Math.max(Date.now(), Number(this.forgotten ?? 0) + 1)); // a new value, or no tab hears of it
+    this.#write(FORGOTTEN_KEY, now);
+    this.#failed.delete(FORGOTTEN_KEY); // nothing of anybody's is lost
   }
 
   #keys() {

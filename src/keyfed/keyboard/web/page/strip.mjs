@@ -46,8 +46,9 @@ export class SuggestionStrip {
       if (label.nodeValue !== text) label.nodeValue = text;
       const kind = slot?.kind ?? "none";
       if (button.dataset.kind !== kind) button.dataset.kind = kind;
-      button.classList.toggle("will-correct", kind === "correction" && text === correction);
-      const spoken = slot ? spokenFor(slot) : `No ${PLACES[i]} suggestion`;
+      const isComing = kind === "correction" && text === correction; // a blank will take it
+      button.classList.toggle("will-correct", isComing);
+      const spoken = slot ? spokenFor(slot, isComing) : `No ${PLACES[i]} suggestion`;
       if (button.ariaLabel !== spoken) button.ariaLabel = spoken;
       button.disabled = slot === null && this.#pressed?.place !== i; // a disabled button gets no click
     });
@@ -168,9 +169,9 @@ export class SuggestionStrip {
   }
 }
 
-function spokenFor({ text, kind }) {
+function spokenFor({ text, kind }, isComing) {
   if (kind === "literal") return `${text}, as typed`;
-  if (kind === "correction") return `${text}, correction`;
+  if (isComing) return `${text}, correction`;
   if (kind === "emoji") return `${text}, emoji`;
   return text;
 }

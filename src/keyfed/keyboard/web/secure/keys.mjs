@@ -96,6 +96,16 @@ export async function makeKeys(identity, client, serial, random = systemRandom) 
   return { own: new OneTime(number, pair, posted), posted };
 }
 
+/** Whether this browser has what keys are made of. */
+export async function hasCurves() {
+  try {
+    await makeKeys(await Identity.make(), "probe", 0);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 /** What `SignedKeys.to_json` of Python gives, as JSON; a serial beyond 2⁵³ is refused by both sides of a page. */
 export function keysToJson({ client, serial, mask, channel, signature, proof }) {
   return { client, serial: Number(serial), mask: hex(mask), channel: hex(channel), signature: hex(signature), proof: hex(proof) };
