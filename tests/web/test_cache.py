@@ -99,7 +99,7 @@ LEXICON = Vocab("word", (*SPECIALS, "hat", "hut", "hit"), lower=True, tokenised=
 LOGP = np.log([1e-9, 1e-9, 1e-9, 1e-9, 0.5, 0.3, 0.2])
 
 
-def explained(text: str, **settings: Any) -> tuple[list[Any], dict[str, Any]]:
+def explained(text: str, **settings: Any) -> tuple[Any, dict[str, Any]]:
     case = {"op": "explained", "text": text, "logp": LOGP.tolist(), "settings": settings}
     (found,) = answers([case], vocab=json.loads(LEXICON.to_json()))
     return found["seen"], json.loads(found["held"])
@@ -110,8 +110,9 @@ def test_typing_weighs_the_cache_by_what_it_explained() -> None:
     seen, held = explained("hit hit hut ")
     assert seen[3] == [[1, 10], [1, 10]]
     share = 0.1 / (0.1 + 0.9 * 0.2)  # "hit" after "hit", which nothing has followed yet
-    np.testing.assert_allclose(seen[7], [[1 + share, 11], [1, 10]])
-    np.testing.assert_allclose(seen[11], [[1 + share, 11], [1, 11]])  # "hit" was followed by a word: by "hit" alone
+    np.testing.assert_allclose(seen[7], np.array([[1 + share, 11], [1, 10]]))
+    # "hit" was followed by a word: by "hit" alone
+    np.testing.assert_allclose(seen[11], np.array([[1 + share, 11], [1, 11]]))
     assert held["cache"] == {
         "words": {"hit": 40, "hut": 20}, "pairs": {"": {"hit": 20}, "hit": {"hit": 20, "hut": 20}},
         "age": 3, "weighed": seen[-1],
@@ -126,11 +127,12 @@ def test_nothing_is_weighed_or_cached_incognito_or_with_learning_off(settings: d
 
 
 def test_a_correction_that_is_undone_leaves_no_trace_in_the_cache() -> None:
+    """The typed word was used; the one in its place was not."""
     seen, held = explained("hit hat hhit ⌫")
     assert seen[-2] != seen[7]
     np.testing.assert_allclose(seen[-1], seen[7])
-    assert held["cache"]["words"] == {"hit": 20, "hat": 20}
-    assert held["cache"]["age"] == 2
+    assert held["cache"]["words"] == {"hit": 20, "hat": 20, "hhit": 20}
+    assert held["cache"]["age"] == 3
 
 
 # ------------------------------------------------------------------------------------------------- documents
@@ -182,6 +184,11 @@ def test_documents_of_before_begin_the_cache_with_their_counts() -> None:
     assert found["cache"]["words"] == {"hat": round(300 * weight), "hut": round(700 * weight)}
     assert found["cache"]["pairs"] == {"hat": {"hut": round(250 * weight)}}
     assert found["cache"]["age"] == 0
+
+
+def test_a_word_whose_correction_was_undone_was_used() -> None:
+    cache = personal(["keep", "hut"])["cache"]
+    assert (cache["words"], cache["pairs"]) == ({"hut": 20}, {})
 
 
 def test_what_is_forgotten_is_gone_from_the_cache() -> None:

@@ -80,6 +80,12 @@ def test_words_and_pairs_are_mixed_as_the_equation_says():
     assert p.sum() + others.sum() == pytest.approx(1.0)
 
 
+def test_a_listed_word_is_the_users_own_also_if_the_lexicon_has_it():
+    share = K.learn_after / (K.learn_after + K.k_unigram)
+    p, _ = chances([["add", "Beta"]])
+    np.testing.assert_allclose(p, (1 - share) * np.array([0.5, 1 / 3, 1 / 6]) + share * np.eye(3)[1])
+
+
 def test_the_share_of_personal_words_is_bounded():
     document = json.dumps({**NOTHING, "words": {"own": 100_000}, "pairs": {"x": {"own": 100_000}}})
     p, others = chances([["importJSON", document]], "", ("own",))

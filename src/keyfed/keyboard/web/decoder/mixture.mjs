@@ -6,11 +6,11 @@
  *   p_model(w) = q(w),  of a word that the vocabulary lacks: q(<unk>)·f(w) / Σ f over all such words
  *
  * mixed with what this device learnt. Words of the lexicon have the cache (`cache.mjs`). The user's own words, which the
- * lexicon lacks, have their share of all uses: u(w) are the uses of w and b(v, w) those after v, of words that count,
- * c_u and c_b(v) their sums, and s is the sum of p over all own words.
+ * lexicon lacks or the user's dictionary has, have their share of all uses: u(w) are the uses of w and b(v, w) those
+ * after v, of words that count, and c_u and c_b(v) their sums.
  *
- *   p(w) = (1 − s)·((1 − κ)·p_model(w) + κ·p_cache(w | v)) of the lexicon
- *   p(w) = λ_b·b/c_b + (1 − λ_b)·λ_u·u/c_u of the user's own,
+ *   p(w) = p_own(w) + (1 − Σ p_own)·((1 − κ)·p_model(w) + κ·p_cache(w | v)),
+ *   p_own(w) = λ_b·b/c_b + (1 − λ_b)·λ_u·u/c_u of the user's own, 0 of the others,
  *   λ_b = c_b/(c_b + k_bigram),  λ_u = min(lambda_most, c_u/(c_u + k_unigram))
  */
 
@@ -93,18 +93,25 @@ export function mixed(model, previous, lexicon, own, personal, k) {
   const byUse = total ? Math.min(k.lambda_most, total / (total + k.k_unigram)) : 0;
   const byPair = totalAfter ? totalAfter / (totalAfter + k.k_bigram) : 0;
   let given = 0;
-  for (let i = 0; i < own.length; i++) {
-    const ofUses = total ? ((uses.get(own[i]) ?? 0) / total) * byUse : 0;
-    const ofPairs = totalAfter ? ((after.get(own[i]) ?? 0) / totalAfter) * byPair : 0;
-    const p = ofPairs + (1 - byPair) * ofUses;
-    others[i] = Math.log(p);
-    given += p;
+  const give = (word) => {
+    const ofUses = total ? ((uses.get(word) ?? 0) / total) * byUse : 0;
+    const ofPairs = totalAfter ? ((after.get(word) ?? 0) / totalAfter) * byPair : 0;
+    const share = ofPairs + (1 - byPair) * ofUses;
+    given += share;
+    return share;
+  };
+  for (let i = 0; i < own.length; i++) others[i] = Math.log(give(own[i]));
+  const listed = new Map(); // by place
+  for (const word of personal.dictionary.keys()) {
+    const place = lexicon.place(word);
+    if (place !== undefined) listed.set(place, give(word));
   }
   const { p, kappa } = personal.cache.after(previous, lexicon), left = Math.max(0, 1 - given);
   if (!given && !kappa) return { main: model, own: others };
   const rarer = Math.log(left * (1 - kappa));
   for (let i = 0; i < model.length; i++) model[i] += rarer;
   for (const [place, share] of p) model[place] = Math.log(Math.exp(model[place]) + left * kappa * share); // of few words
+  for (const [place, share] of listed) model[place] = Math.log(Math.exp(model[place]) + share);
   return { main: model, own: others };
 }
 

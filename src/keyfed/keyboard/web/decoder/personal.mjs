@@ -104,6 +104,7 @@ export class Personal {
     if (!this.learnable(word)) return;
     const key = this.#fold(word);
     this.words.set(key, Math.max(this.words.get(key) ?? 0, this.constants.learn_after));
+    this.cache.add(key, null);
     this.#makeRoom(1);
     this.version++;
     if (Object.hasOwn(this.constants.capital_i, key)) this.add(word);
