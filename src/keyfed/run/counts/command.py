@@ -125,14 +125,14 @@ def sum_groups(prepared: Prepared, trained: Trained, how: Counting, streams: Str
 
 
 def validation_of(prepared: Prepared, tokens: int, clients: int | None = None) -> Streams:
-    """Return the first validation tokens of every client, none of some; of a published text, that text.
+    """Return the first validation tokens of every client, none of some; of a published text, all of it.
 
     Args:
       clients: of how many, evenly spaced by name; None for all.
     """
-    some = opening(prepared.valid, tokens)
     if prepared.population.valid is not None:
-        return some
+        return opening(prepared.valid, None)
+    some = opening(prepared.valid, tokens)
     nothing = np.zeros(0, np.int32)
     return {name: some.get(name, nothing) for name in spaced(prepared.store.names, clients)}
 

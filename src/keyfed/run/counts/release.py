@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from keyfed.engine.network import Network
 from keyfed.errors import DataError
 from keyfed.federated.types import Params
@@ -100,6 +102,11 @@ def spaced(names: Sequence[str], count: int | None) -> list[str]:
     return ordered if count is None else [ordered[n * len(ordered) // count] for n in range(count)]
 
 
+def longest(gathering: Gathering) -> int:
+    """Return the tokens of the longest text among those summed."""
+    return max(int(np.bincount(group.texts.client).max(initial=1)) for group in gathering.groups)
+
+
 def make_counts(
     reader: NetworkReader,
     vocab: int,
@@ -115,7 +122,7 @@ def make_counts(
 
     Args:
       least: the fewest clients of a sum.
-      published: the validation text is no client's: it is read as it is, and gets no noise.
+      published: the validation text is no client's: all of it is read as it is, and gets no noise.
 
     Raises:
       RunError: half of the clients of a sum are missing.
@@ -132,8 +139,10 @@ def make_counts(
         say(f"  {n}: {level.candidates:,} candidates, {level.admitted:,} admitted, {level.released:,} released")
     clear = noise is None or published
     each = MOST_TOKENS if clear else TOKENS_NOISED
-    blurred = None if noise is None or published else noise.histogram
+    blurred, raw = (None, None) if noise is None or published else (noise.histogram, noise.add)
     fitting = validation(each)
+    if published:
+        each = longest(fitting)
     fitted = fit_levels(fitting, tables, vocab, blurred, each)
     terms = CountTerms(plan.k, plan.cap, plan.most, counting.clients, plan.vocab_sha256)
     if noise is not None:  # that of all sums that the noise was made for
@@ -143,10 +152,10 @@ def make_counts(
     model = counts_from_bytes(data, vocab, FILE)  # what is tested is what is in the file
     say("fitting the mixture")
     chosen: int | None = None
-    if clear:  # where a budget is kept, everybody reads a few tokens
+    if clear and not published:  # where a budget is kept, everybody reads a few tokens
         chosen, each = weights_text(fitting.clients, least)
     some = validation(each, chosen)
-    mixture, note = fit_mixture(some, data, len(tables), lambda text: reader.mixture_cells(model, text), blurred, each)
+    mixture, note = fit_mixture(some, data, len(tables), lambda text: reader.mixture_cells(model, text), raw, each)
     if note:
         say(note)
     return Made(
