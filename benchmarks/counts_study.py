@@ -29,13 +29,16 @@ import numpy as np
 from keyfed.files import write_atomically
 from keyfed.lab.experiment.cell import Workspace, config_of
 from keyfed.lab.experiment.grid import cells_of, load_study
-from keyfed.model.ngram import KneserNey
+from keyfed.model.counts import CountModel, CountTerms
+from keyfed.model.output import Score
 from keyfed.model.tables import GramTable, Texts, last_rows, texts_of, written
 from keyfed.reports.finished import with_data
 from keyfed.run.console import followed
 from keyfed.run.counts.command import Counting, count_run, read_counts, score_counts, sum_groups
-from keyfed.run.counts.fit import fit_levels, opening
-from keyfed.run.evaluate import evaluate_ngram, evaluate_ngram_sentences, headline, scorer_of, total
+from keyfed.run.counts.fit import MOST_TOKENS, fit_levels, opening
+from keyfed.run.counts.mixing import Dense, laid_out, score_text
+from keyfed.run.counts.release import longest
+from keyfed.run.evaluate import headline, scorer_of, total
 from keyfed.run.folder import Trained, strict
 from keyfed.run.loop import train
 from keyfed.run.prepare import Prepared
@@ -56,6 +59,7 @@ ROWS = {
     "mixture": "mixture",
     "cache": "mixture + own cache",
 }
+ROWS_READ = 128  # positions whose distributions are held at a time
 FIGURES = ("perplexity", "top1_words", "top3_words")
 
 
@@ -81,13 +85,33 @@ def pooled_tables(text: Texts, order: int, vocab: int) -> list[GramTable]:
     return tables
 
 
-def pooled_counts(trained: Trained, prepared: Prepared, how: Counting) -> KneserNey:
+def pooled_counts(trained: Trained, prepared: Prepared, how: Counting) -> CountModel:
     """Return the count model of all text in one place, smoothed on the same validation text as the federation's."""
     store, vocab = prepared.store, len(trained.vocab)
     text = texts_of([store.stream(k) for k in range(len(store))], EOS if trained.reads_lines else None)
     published = prepared.population.valid is not None
-    fitting = sum_groups(prepared, trained, how, opening(prepared.valid), published)
-    return fit_levels(fitting, pooled_tables(text, how.order, vocab), vocab)
+    fitting = sum_groups(prepared, trained, how, opening(prepared.valid, None if published else MOST_TOKENS), published)
+    most = longest(fitting) if published else MOST_TOKENS
+    tables = pooled_tables(text, how.order, vocab)
+    about = CountTerms(how.k, how.cap, how.most, len(store), "")
+    model = fit_levels(fitting, tables, vocab, most=most)
+    return CountModel(model, tuple(t.clients for t in tables), tuple(t.counts for t in tables), about)
+
+
+def score_alone(model: CountModel, streams: Mapping[str, Any], lines: bool) -> Score:
+    """Test counts alone, ranked by whole distributions: `KneserNey.top` is not exact where counts back off."""
+    text = texts_of(list(streams.values()), EOS if lines else None)
+    laid, dense = laid_out(model, text, (), lines), Dense(model)
+    nats, rank = np.zeros(text.tokens.size), np.zeros(text.tokens.size, np.int64)
+    room = np.empty((ROWS_READ, dense.vocab), np.float32)
+    chosen = np.flatnonzero(text.predicted)
+    for at in range(0, chosen.size, ROWS_READ):
+        places = chosen[at : at + ROWS_READ]
+        p = room[: places.size]
+        dense.write(laid.contexts, places, p)
+        own = np.take_along_axis(p, text.tokens[places][:, None], 1)
+        nats[places], rank[places] = -np.log(own[:, 0]), (p > own).sum(1)
+    return score_text(text, nats, rank)
 
 
 def measure(run: Path, how: Counting, device: str, order: int = 5) -> dict[str, Any]:
@@ -106,12 +130,10 @@ def measure(run: Path, how: Counting, device: str, order: int = 5) -> dict[str, 
         "unseen": total(scorer_of(kind)(trained.spec, trained.params, prepared.unseen)).summary()
         if prepared.unseen else None,
     }  # fmt: skip
-    read = evaluate_ngram_sentences if trained.reads_lines else evaluate_ngram
     rows["pooled"] = {
-        split: (lambda s: s if trained.reads_lines else total(s))(read(pooled.nats, pooled.top, streams)).summary()
-        if streams else None
+        split: score_alone(pooled, streams, trained.reads_lines).summary() if streams else None
         for split, streams in (("test", prepared.test), ("unseen", prepared.unseen))
-    }  # fmt: skip
+    }
     return {
         "data": prepared.corpus.name,
         "seed": trained.config.train.seed,

@@ -21,7 +21,7 @@ from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
 from keyfed.model.tables import texts_of
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
-from keyfed.run.counts.command import Counting, excluded_of, read_counts, refuse_counts, score_counts
+from keyfed.run.counts.command import Counting, count_run, excluded_of, read_counts, refuse_counts, score_counts
 from keyfed.run.counts.gather import Gathering, groups_of
 from keyfed.run.counts.mixing import laid_out, score_models
 from keyfed.run.counts.noise import CountNoise, check_booked
@@ -145,6 +145,21 @@ def test_what_the_weights_are_fitted_on_follows_from_the_number_of_clients_alone
     assert some.chains is earlier.chains
 
 
+def test_a_published_validation_text_is_read_as_a_whole(counted, tmp_path):
+    """It is no client's, so nothing of it is cut off: neither for smoothing nor for the mixture's weights."""
+    own = tmp_path / "run"
+    shutil.copytree(counted, own)
+    trained, prepared = with_data(own, None)
+    stream = np.concatenate([*prepared.valid.values()] * 80)[:9_000].astype(np.int32)
+    assert stream.size > 4_096
+    population = replace(prepared.population, valid=next(iter(prepared.population.clients)).test)
+    published = replace(prepared, valid={"published": stream}, population=population)
+    how = Counting(order=3, among=4, megabytes=0.1)
+    report = count_run(trained, published, how)
+    text = texts_of([stream], EOS if trained.reads_lines else None)
+    assert f"of {int(text.predicted.sum()):,} validation tokens" in report.note
+
+
 def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):
     out = counted
     for arguments, said in (
@@ -154,7 +169,7 @@ def test_bad_input_is_one_line_with_numbers(counted, keyfed, tmp_path):
         (["--megabytes", "0.0001"], "0.0001 MB a client leave"),
         (["--megabytes", "nan"], "--megabytes is nan; expected a number above 0, 1,000 at most"),
         (["--megabytes", "1e30"], "--megabytes is 1e+30; expected"),
-        (["--most", "0"], "--cap is 64 and --most is 0; expected 1 or more"),
+        (["--most", "0"], "--cap is 1000 and --most is 0; expected 1 or more"),
         (["--cap", "0"], "--cap is 0 and --most is 20000; expected 1 or more"),
         (["--among", "2"], "--among is 2; a sum hides a client among 3 or more"),
     ):
@@ -243,7 +258,7 @@ def test_weights_of_other_counts_are_refused(counted, keyfed, tmp_path):
     stored = (out / "counts.safetensors").read_bytes()
     assert read_counts(trained)[1].counts_sha256 == hashlib.sha256(stored).hexdigest()
     assert compact.read_mixture(out) == read_counts(trained)[1]
-    said = metadata_of(stored)["about"].replace('"cap": 64', '"cap": 63')
+    said = metadata_of(stored)["about"].replace('"cap": 1000', '"cap": 999')
     (out / "counts.safetensors").write_bytes(save(load(stored), {"about": said}))
     for read in (lambda: read_counts(trained), lambda: compact.read_mixture(out)):
         with pytest.raises(RunError, match="was fitted for other counts than those next to it"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 
 from keyfed.lab.audit.canaries import judge_controls
 from keyfed.lab.experiment.cell import Workspace
-from keyfed.model.ngram import fit_kneser_ney
+from keyfed.model.counts import CountModel, CountTerms
+from keyfed.model.ngram import KneserNey, fit_kneser_ney, level_of
 from keyfed.model.tables import texts_of
+from keyfed.run.counts.levels import CountPlan, count_ngrams
 from tests.absent import BEYOND_TRAINING, run_without
 from tests.end_to_end.conftest import write_corpus
 
@@ -36,6 +39,8 @@ def module_of(name):
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if str(SCRIPT_FILE.parent) not in sys.path:
+        sys.path.append(str(SCRIPT_FILE.parent))  # where a script finds its neighbours
     spec.loader.exec_module(module)
     return module
 
@@ -68,6 +73,21 @@ def test_every_n_gram_of_pooled_text_is_counted_as_it_is_used(study):
     assert (tables[1].counts[pair].tolist(), tables[1].clients[pair].tolist()) == ([3], [2])
 
 
+def test_pooled_counts_are_ranked_by_whole_distributions(study):
+    """Counts that back off may lower a word in a longer context: `KneserNey.top` then misses words."""
+    size = np.array([3, 0, 0, 0, 0])  # after word 0 came 0, 1 and 2, more rarely than words alone say
+    first = level_of(np.arange(5), np.array([0.4, 0.3, 0.15, 0.1, 0.05]), np.ones(2), np.array([5]), 5)
+    backoff = np.array([0.97 / 0.15, 1, 1, 1, 1, 1])
+    second = level_of(np.array([0, 1, 2]), np.array([0.01, 0.01, 0.01]), backoff, size, 5)
+    counts = (np.full(5, 9), np.full(3, 9))
+    model = CountModel(KneserNey(2, 5, (first, second), ()), counts, counts, CountTerms(3, 1, 1, 8, ""))
+    stream = np.array([0, 3, 0, 4], np.int32)
+    assert model.model.top(stream, 3)[0].tolist() == [0, 1, 2]
+    score = study.score_alone(model, {"a": stream}, lines=False)
+    assert (score.tokens, score.top1, score.top3) == (3, 2, 3)  # 3 and 0 are first, 4 is second
+    assert score.nats == pytest.approx(model.model.nats(stream).sum(), rel=1e-6)
+
+
 def test_the_cells_are_those_of_the_studies(study, tmp_path):
     for name, method, seeds in (("irc", "fednesterov", [31, 32, 33]), ("ptb", "fednesterov", [21, 22, 23])):
         found = list(study.configs(name, Workspace(tmp_path, "cpu")))
@@ -98,5 +118,17 @@ def test_endings_of_canaries_are_read_one_by_one_and_a_phrase_of_the_text_is_exp
     assert canaries.ending_nats(model, said[:2].tolist(), ends) == pytest.approx(alone, rel=1e-12)
     bits = canaries.exposures(model, np.stack([said, draw.integers(4, 40, 5)]), 40, "candidates")
     assert bits[0] > 10 > bits[1]
-    line = canaries.row("none", [3.0], [11.0, 2.0, 1.0], [4, 4, 1], judge_controls([0.5, 1.5]))
-    assert line.startswith("| none | 3.0 | 1 of 2 (6.5) | 0 of 1 (1.0) | 1.0, p = ")
+    row = canaries.figures("none", [3.0, 6.25], [11.0, 2.0, 1.0], [4, 4, 1], judge_controls([0.5, 1.5]))
+    (table,) = canaries.table([row])
+    assert table.splitlines()[2].startswith("| none | 3, 6.2 | 1 of 2 (6.5) | 0 of 1 (1.0) | 1.0, ")
+
+
+def test_a_fleet_sums_every_client_many_times_and_those_with_canaries_once():
+    canaries = module_of("counts_canaries")
+    own = {"a": np.array([5, 6, 2], np.int32), "b": np.array([5, 7, 2], np.int32)}
+    counting = canaries.fleet(own, {"b": np.array([5, 7, 2, 8, 2], np.int32)}, 10)
+    assert counting.clients == 21
+    assert counting.members == 2
+    plan = CountPlan(1, 1, 1, 100, "", ())
+    (table,), _ = count_ngrams(counting, plan, 9)
+    assert dict(zip(table.keys.tolist(), table.clients.tolist(), strict=True)) == {2: 21, 5: 21, 6: 10, 7: 11, 8: 1}

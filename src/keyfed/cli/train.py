@@ -334,7 +334,7 @@ def counts(
     ] = None,
     cap: Annotated[
         int | None,
-        typer.Option(help="How often a client's use of one n-gram counts at most.  [default: 64; --dp: 1]"),
+        typer.Option(help="How often a client's use of one n-gram counts at most.  [default: 1,000; --dp: 1]"),
     ] = None,
     among: Annotated[int, typer.Option(help="Clients of one sum at most.")] = COUNTS.among,
     secure: Annotated[

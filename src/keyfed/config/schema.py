@@ -331,7 +331,7 @@ class CountsConfig:
 
     order: int = option(4, "longest n-gram that is counted", least=1)
     k: int = option(3, "clients that an n-gram needs to be released", least=3)
-    cap: int = option(64, "how often one client's use of one n-gram counts at most", least=1)
+    cap: int = option(1_000, "how often one client's use of one n-gram counts at most", least=1)
     most: int = option(20_000, "n-grams of one length that a client contributes at most", least=1)
     megabytes: float = option(24.0, "what a client sends for sketches, in all", above=0)
     among: int = option(1_000, "clients of one sum at most", least=3)

@@ -46,6 +46,7 @@ COUNT_EDGES = (10, 100, 1_000)
 CONFIDENCE_EDGES = (0.05, 0.1, 0.2, 0.4, 0.7)
 BINS, PER_OCTAVE = 256, 4  # of a histogram of log₂ ratios: from 2^−32 to 2^32 in quarters
 FEWEST = 20  # tokens of a bucket that has a λ of its own
+DOUBT, BEYOND = 4.0, 10  # standard errors, and octaves: see `gains`
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,24 @@ def fit_weights(found: NDArray[Any], steps: int = 200) -> Floats:
     whole = _em(counts.sum(0, keepdims=True), steps)
     own = _em(counts, steps)
     return np.where(counts.sum(1) >= FEWEST, own, whole)
+
+
+def gains(noisy: NDArray[Any], std: float, weights: Floats) -> bool:
+    r"""Say whether weights explain a text better than the first distribution alone, beyond what noise could be.
+
+    .. math:: \sum_{b, r} n_{b r} \log(λ_b + (1 − λ_b) / r) > 4 σ \sqrt{\sum_{b, r} \log^2(λ_b + (1 − λ_b) / r)}
+
+    The left side is unbiased for given weights: no number of the histogram n is cut off. The right side is four of its
+    standard errors, for weights fitted to noise alone reach up to three. Ratios beyond 2^±10 are left out: hardly a
+    token has one, and their noise would weigh most.
+
+    Args:
+      noisy: [rows, BINS], each number with noise of standard deviation `std`, none of them cut off.
+    """
+    octaves = (np.arange(BINS) - BINS // 2) / PER_OCTAVE
+    some = np.abs(octaves) <= BEYOND
+    gain = np.log(weights[:, None] + (1 - weights[:, None]) / 2.0 ** octaves[some])
+    return bool((noisy[:, some] * gain).sum() > DOUBT * std * np.sqrt(np.square(gain).sum()))
 
 
 def _em(counts: Floats, steps: int) -> Floats:

@@ -146,9 +146,13 @@ class KneserNey:
     def top(self, stream: Tokens, k: int) -> NDArray[np.int32]:
         r"""Return the k most probable tokens for every position after the first, [n − 1, k].
 
-        Exact, ties by lower id. A word that never followed :math:`h` has
-        :math:`\gamma(h)\,p_{n-1}(w \mid h')`, so the k best of order n are among the k best continuations of
-        :math:`h` and the k best of order n − 1: no level looks at more than 2k words.
+        Exact for interpolated models, ties by lower id. A word that never followed :math:`h` has
+        :math:`\gamma(h)\,p_{n-1}(w \mid h')`, and one that did has no less. So the k best of order n are among the k
+        best continuations of :math:`h` and the k best of order n − 1: no level looks at more than 2k words.
+
+        Not exact for counts that back off (`model.smoothing`), where a longer context can lower a word. A word that
+        was not among the k best of order n − 1 may then be missed; `run.counts.mixing.Dense` has the whole
+        distribution.
         """
         _check_k(k, self.vocab_size)
         tokens = _checked(stream, self.vocab_size)

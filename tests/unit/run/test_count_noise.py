@@ -7,11 +7,13 @@ import pytest
 
 from keyfed.config.schema import PrivacyConfig
 from keyfed.engine.sums.tallies import Sketch
+from keyfed.model.mixture import BINS, binned
+from keyfed.model.tables import texts_of
 from keyfed.private.dp.accounting import FINE, Release, epsilon
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.run.counts import levels
-from keyfed.run.counts.fit import Histogram, summed_cells
-from keyfed.run.counts.gather import Gathering, PublicSum, groups_of
+from keyfed.run.counts.fit import Histogram, fit_mixture, summed_cells
+from keyfed.run.counts.gather import Gathering, Group, PublicSum, groups_of
 from keyfed.run.counts.levels import CountPlan, count_ngrams
 from keyfed.run.counts.noise import FOLDER, CountNoise
 
@@ -40,6 +42,32 @@ def test_noise_of_a_budget_covers_all_announced_releases(tmp_path):
     assert 1.9 < epsilon([Release(noise.z, 1.0, 6)], noise.delta, grid=FINE) <= 2.0
     assert noise.announced <= 2.0
     assert epsilon([Release(noise.z, 1.0, 7)], noise.delta, grid=FINE) > 2.0
+
+
+def test_weights_depart_from_the_network_only_where_the_gain_is_clear_of_the_noise():
+    """Half of 4,000 tokens are of each distribution: a weight of one half gains 0.19 nats a token."""
+    draw = np.random.default_rng(4)
+    p, q = np.array([0.8, 0.2]), np.array([0.2, 0.8])
+    words = np.concatenate([draw.choice(2, 2_000, p=p), draw.choice(2, 2_000, p=q)])
+    cells = draw.integers(0, 72, words.size) * BINS + binned(np.log2(p / q)[words])
+    text = texts_of([np.full(4_001, 5, np.int32)])
+    clients = Gathering([Group(("one",), text)])
+
+    def mixture_under(std, seed):
+        def noised(what, sums, norm):
+            assert (what, norm) == ("mixture", 4_096.0)
+            return sums + std * np.random.default_rng(seed).normal(size=sums.size), std
+
+        return fit_mixture(clients, b"", 3, lambda text: (text.client[1:], cells), noised)
+
+    clear, _ = fit_mixture(clients, b"", 3, lambda text: (text.client[1:], cells))
+    assert np.mean(clear.weights) == pytest.approx(0.5, abs=0.05)
+    for seed in range(10):
+        some, _ = mixture_under(0.5, seed)
+        assert np.mean(some.weights) == pytest.approx(0.5, abs=0.1)
+        none, note = mixture_under(30.0, seed)
+        assert np.min(none.weights) == 1.0
+        assert note == "the mixture is its network: under this noise counts gain nothing"
 
 
 def of_one(text):

@@ -132,10 +132,10 @@ def sum_groups(prepared: Prepared, trained: Trained, how: Counting, streams: Str
 
 
 def validation_of(prepared: Prepared, tokens: int) -> Streams:
-    """Return the first validation tokens of every client, none of some; of a published text, that text."""
-    some = opening(prepared.valid, tokens)
+    """Return the first validation tokens of every client, none of some; of a published text, all of it."""
     if prepared.population.valid is not None:
-        return some
+        return opening(prepared.valid, None)
+    some = opening(prepared.valid, tokens)
     nothing = np.zeros(0, np.int32)
     return {name: some.get(name, nothing) for name in prepared.store.names}
 

@@ -1,7 +1,7 @@
 """Smoothing of counts and weights of the mixture, fitted on clients' validation text by sums of histograms.
 
 Every client counts its first `MOST_TOKENS` validation tokens. A published validation text is no client's: the server
-reads it.
+reads it, and all of it.
 
 Next to its histogram a client adds a 1 for every bucket that its tokens are in. What is fitted for a bucket is of k
 clients or more: one of fewer is emptied, and takes what all others come to together. Sums with noise do without.
@@ -19,20 +19,21 @@ from numpy.typing import NDArray
 
 from keyfed.engine.sums.tallies import Entries, Fields
 from keyfed.errors import DataError
-from keyfed.model.mixture import BINS, CONFIDENCE_EDGES, COUNT_EDGES, FEWEST, Mixture, fit_weights, mixture_of
+from keyfed.model.mixture import BINS, CONFIDENCE_EDGES, COUNT_EDGES, FEWEST, Mixture, fit_weights, gains, mixture_of
 from keyfed.model.ngram import Floats, Ints, KneserNey, Level, level_of
 from keyfed.model.smoothing import BUCKETS, WIDTH, TextReading, fitted, read_on, smoothed, tallied, unsmoothed
 from keyfed.model.tables import GramTable, Texts
 from keyfed.run.counts.gather import Gathering, PublicSum
 from keyfed.run.counts.levels import Noised, numbers_of
+from keyfed.run.counts.noise import clear_of_noise
 
 MOST_TOKENS = 4_096
 TOKENS = "tokens"  # among the public numbers of a histogram: how many of each client's first tokens are counted
 ROWS = (len(COUNT_EDGES) + 1) * (len(CONFIDENCE_EDGES) + 1)  # of the mixture's histogram, for each length matched
 
 
-def opening(streams: Mapping[str, NDArray[Any]], most: int = MOST_TOKENS) -> dict[str, NDArray[Any]]:
-    """Return what of each client's validation text is counted."""
+def opening(streams: Mapping[str, NDArray[Any]], most: int | None = MOST_TOKENS) -> dict[str, NDArray[Any]]:
+    """Return what of each client's validation text is counted; None for no limit, of a published text."""
     found = {name: stream[:most] for name, stream in streams.items() if len(stream) > 1}
     if not found:
         raise DataError(
@@ -188,17 +189,28 @@ def fit_mixture(
 ) -> tuple[Mixture, str]:
     """Fit the weights of the network from one summed histogram; return them, and what to say of empty buckets.
 
+    With noise the mixture is the network alone, unless the weights gain more than noise could be (`mixture.gains`).
+
     Args:
       counts: the file that the weights are fitted for.
+      noised: adds noise, and cuts nothing off.
       k: see `summed_cells`.
     """
     rows = order * ROWS
     public = PublicSum("mixture", {"counts": np.frombuffer(counts, np.uint8)})
-    found = np.maximum(summed_cells(gathering, public, mixture_histogram(order), cells, noised, most, k), 0)
+    found = summed_cells(gathering, public, mixture_histogram(order), cells, None, most, k)
+    std, noisy = 0.0, found
+    if noised is not None:
+        flat, std = noised(public.purpose, found.reshape(-1), float(most))
+        noisy = flat.reshape(found.shape)
+        found = clear_of_noise(noisy, std)
     tokens = found.sum(1)
     few = int((tokens < FEWEST).sum())
     note = (
         f"{few} of {rows} buckets of the mixture have fewer than {FEWEST} of {math.floor(tokens.sum()):,} validation "
         f"tokens{f', or those of fewer than {k} clients' if k else ''}; they take the weight of all others together"
     )
-    return mixture_of(fit_weights(found), order), note if few else ""
+    weights = fit_weights(found)
+    if noised is not None and not gains(noisy, std, weights):
+        return mixture_of(np.ones(rows), order), "the mixture is its network: under this noise counts gain nothing"
+    return mixture_of(weights, order), note if few else ""

@@ -62,6 +62,11 @@ def check_booked(folder: Path, about: CountTerms) -> None:
         )
 
 
+def clear_of_noise(noisy: NDArray[np.float64], std: float) -> NDArray[np.float64]:
+    """Empty the cells of a histogram that may be noise alone."""
+    return np.where(noisy > CLEAR_OF_NOISE * std, noisy, 0.0)
+
+
 class CountNoise:
     """Adds noise to one sum after another, at most as many as were announced."""
 
@@ -116,7 +121,7 @@ class CountNoise:
     def histogram(self, what: str, cells: NDArray[Any], norm: float) -> tuple[NDArray[np.float64], float]:
         """Add noise to a histogram, and empty the cells that may be noise alone."""
         noisy, std = self.add(what, cells, norm)
-        return np.where(noisy > CLEAR_OF_NOISE * std, noisy, 0.0), std
+        return clear_of_noise(noisy, std), std
 
     @property
     def announced(self) -> float:

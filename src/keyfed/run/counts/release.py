@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from keyfed.engine.network import Network
 from keyfed.errors import DataError
 from keyfed.federated.types import Params
@@ -98,6 +100,11 @@ def weights_text(clients: int, groups: int) -> tuple[int, int]:
     return chosen, min(MOST_TOKENS, max(LEAST_TOKENS, -(-MIXTURE_TOKENS * groups // (chosen * clients))))
 
 
+def longest(gathering: Gathering) -> int:
+    """Return the tokens of the longest text among those summed."""
+    return max(int(np.bincount(group.texts.client).max(initial=1)) for group in gathering.groups)
+
+
 def make_counts(
     reader: NetworkReader,
     vocab: int,
@@ -111,7 +118,7 @@ def make_counts(
     """Count level by level, smooth, and fit the mixture.
 
     Args:
-      published: the validation text is no client's: it is read as it is, and gets no noise.
+      published: the validation text is no client's: all of it is read as it is, and gets no noise.
 
     Raises:
       RunError: half of the clients of a sum are missing.
@@ -128,9 +135,11 @@ def make_counts(
         say(f"  {n}: {level.candidates:,} candidates, {level.admitted:,} admitted, {level.released:,} released")
     clear = noise is None or published
     each = MOST_TOKENS if clear else TOKENS_NOISED
-    blurred = None if noise is None or published else noise.histogram
+    blurred, raw = (None, None) if noise is None or published else (noise.histogram, noise.add)
     fitting = validation(each)
-    least = plan.k if noise is None and not published else 0
+    if published:
+        each = longest(fitting)
+    least = plan.k if clear and not published else 0
     fitted = fit_levels(fitting, tables, vocab, blurred, each, least)
     terms = CountTerms(plan.k, plan.cap, plan.most, counting.clients, plan.vocab_sha256)
     if noise is not None:  # that of all sums that the noise was made for
@@ -140,11 +149,11 @@ def make_counts(
     model = counts_from_bytes(data, vocab, FILE)  # what is tested is what is in the file
     say("fitting the mixture")
     chosen: int | None = None
-    if clear:  # where a budget is kept, everybody reads a few tokens
+    if clear and not published:  # where a budget is kept, everybody reads a few tokens
         chosen, each = weights_text(fitting.clients, len(fitting.groups))
     some = validation(each).after(fitting, chosen)
     mixture, note = fit_mixture(
-        some, data, len(tables), lambda text: reader.mixture_cells(model, text), blurred, each, least
+        some, data, len(tables), lambda text: reader.mixture_cells(model, text), raw, each, least
     )
     if note:
         say(note)
