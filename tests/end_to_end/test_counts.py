@@ -16,7 +16,7 @@ from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import DataError, PrivacyError, RunError
 from keyfed.keyboard import compact
 from keyfed.model.counts import metadata_of
-from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
+from keyfed.model.mixture import BEST, COUNTED, mixture_of, places_of
 from keyfed.model.tables import texts_of
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
@@ -95,9 +95,11 @@ def test_buckets_are_the_same_for_one_stream_and_for_many(counted):
     if trained.reads_lines:
         return
     streams = list(prepared.test.values())
-    laid = laid_out(model, texts_of(streams), COUNT_EDGES, lines=False)
-    alone = np.concatenate([places_of(model, stream) for stream in streams])
-    assert laid.places[laid.text.predicted].tolist() == alone.tolist()
+    for by in (BEST, COUNTED):
+        laid = laid_out(model, texts_of(streams), by, lines=False)
+        alone = np.concatenate([places_of(model, stream, by) for stream in streams])
+        assert laid.places[laid.text.predicted].tolist() == alone.tolist()
+        assert np.unique(alone).size > 3
 
 
 def test_what_the_weights_are_fitted_on_follows_from_the_number_of_clients_alone():
