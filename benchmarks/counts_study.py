@@ -30,6 +30,7 @@ from keyfed.files import write_atomically
 from keyfed.lab.experiment.cell import Workspace, config_of
 from keyfed.lab.experiment.grid import cells_of, load_study
 from keyfed.model.counts import CountModel, CountTerms
+from keyfed.model.mixture import BEST
 from keyfed.model.output import Score
 from keyfed.model.tables import GramTable, Texts, last_rows, texts_of, written
 from keyfed.reports.finished import with_data
@@ -101,7 +102,7 @@ def pooled_counts(trained: Trained, prepared: Prepared, how: Counting) -> CountM
 def score_alone(model: CountModel, streams: Mapping[str, Any], lines: bool) -> Score:
     """Test counts alone, ranked by whole distributions: `KneserNey.top` is not exact where counts back off."""
     text = texts_of(list(streams.values()), EOS if lines else None)
-    laid, dense = laid_out(model, text, (), lines), Dense(model)
+    laid, dense = laid_out(model, text, BEST, lines), Dense(model)
     nats, rank = np.zeros(text.tokens.size), np.zeros(text.tokens.size, np.int64)
     room = np.empty((ROWS_READ, dense.vocab), np.float32)
     chosen = np.flatnonzero(text.predicted)

@@ -17,7 +17,7 @@ from keyfed.config.schema import PrivacyConfig
 from keyfed.errors import DataError, PrivacyError, RunError
 from keyfed.keyboard import compact
 from keyfed.model.counts import metadata_of
-from keyfed.model.mixture import COUNT_EDGES, mixture_of, places_of
+from keyfed.model.mixture import BEST, COUNTED, mixture_of, places_of
 from keyfed.model.tables import texts_of
 from keyfed.private.dp.ledger import read_ledger
 from keyfed.reports.finished import with_data
@@ -97,14 +97,15 @@ def test_buckets_are_the_same_for_one_text_and_for_many(counted):
     trained, prepared = with_data(counted, None)
     model, _ = read_counts(trained)
     streams, lines = list(prepared.test.values()), trained.reads_lines
-    laid = laid_out(model, texts_of(streams, EOS if lines else None), COUNT_EDGES, lines=lines)
     pieces = streams
     if lines:
         cuts = [(stream, pairwise(line_bounds(stream))) for stream in streams]
         pieces = [np.append(EOS, stream[a:b]) for stream, bounds in cuts for a, b in bounds]
-    alone = np.concatenate([places_of(model, piece) for piece in pieces])
-    assert laid.places[laid.text.predicted].tolist() == alone.tolist()
-    assert len(set(alone.tolist())) > 3
+    for by in (BEST, COUNTED):
+        laid = laid_out(model, texts_of(streams, EOS if lines else None), by, lines=lines)
+        alone = np.concatenate([places_of(model, piece, by) for piece in pieces])
+        assert laid.places[laid.text.predicted].tolist() == alone.tolist()
+        assert len(set(alone.tolist())) > 3
 
 
 def test_reading_with_both_models_ends_where_its_time_is_over(counted):

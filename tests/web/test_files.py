@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load, save
 
 from keyfed.keyboard.compact import counts_source, mixture_source, pack, unpack
-from keyfed.model.mixture import mixture_of
+from keyfed.model.mixture import BEST, COUNTED, mixture_of
 from keyfed.model.ngram import fit_kneser_ney
 from keyfed.run.evaluate import _complete
 from keyfed.text.vocab import SPECIALS, Vocab
@@ -42,12 +42,13 @@ def test_ngram_next() -> None:
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_the_mixture_is_that_of_python(lines) -> None:
+@pytest.mark.parametrize("by", [BEST, COUNTED], ids=lambda by: by.by)
+def test_the_mixture_is_that_of_python(lines, by) -> None:
     """Random weights and scores, contexts with ends of lines, networks that are more and less sure."""
     rng = np.random.default_rng(5)
     vocab = 40
     fitted = fit_kneser_ney([rng.integers(0, vocab, 3_000) // rng.integers(1, 9, 3_000)], vocab, 4)
-    mixture = mixture_of(rng.random(4 * 4 * 6), 4)
+    mixture = mixture_of(rng.random(4 * 4 * 6), 4, by)
     data = pack(as_counts(fitted, uses=60), mixture)
     contexts = [
         [2, *(rng.integers(0, vocab, n) // rng.integers(1, 9, n)).tolist()] for n in (0, 1, 2, 3, 9) for _ in range(25)

@@ -35,7 +35,7 @@ from keyfed.errors import ConfigError, PrivacyError, RunError
 from keyfed.model import counts
 from keyfed.model import mixture as mixtures
 from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, grams_of, metadata_of, terms_of
-from keyfed.model.mixture import COUNT_EDGES, Mixture
+from keyfed.model.mixture import BEST, Mixture
 from keyfed.model.ngram import Floats, Ints, KneserNey, Level, level_of
 from keyfed.run.counts.noise import check_booked
 from keyfed.text.vocab import EOS
@@ -50,7 +50,7 @@ LEAST_MASS = 1e-6  # of the continuations of a context
 
 
 class Compact(NamedTuple):
-    """What the file holds: a model that computes, its terms, count buckets of every context by level, a mixture."""
+    """What the file holds: a model that computes, its terms, buckets of every context by level, a mixture."""
 
     model: KneserNey
     terms: CountTerms
@@ -58,7 +58,7 @@ class Compact(NamedTuple):
     mixture: Mixture | None
 
     def place(self, context: Ints) -> int:
-        """Return the place of a context, as `mixture.places_of` numbers it: what was matched, and how often."""
+        """Return the place of a context, as `mixture.places_of` numbers it: what was matched, and its bucket."""
         assert self.mixture is not None
         found, row = 0, 0
         for n, level in enumerate(self.model.levels[: len(context) + 1]):
@@ -66,7 +66,7 @@ class Compact(NamedTuple):
             if row < 0:
                 break
             if level.size[row]:
-                found = n * (len(self.mixture.count_edges) + 1) + int(self.buckets[n][row])
+                found = n * (len(self.mixture.context_edges) + 1) + int(self.buckets[n][row])
         return found
 
     def _row(self, gram: Ints) -> int:
@@ -186,16 +186,15 @@ def pack(found: CountModel, mixture: Mixture | None) -> bytes:
     vocab = found.model.vocab_size
     if vocab > MOST_WORDS:
         raise ConfigError(f"the vocabulary has {vocab:,} words; a page's n-grams have at most {MOST_WORDS:,}")
-    edges = COUNT_EDGES if mixture is None else mixture.count_edges
+    by = BEST if mixture is None else mixture.contexts
     arrays: dict[str, NDArray[Any]] = {}
     levels: list[Level] = []
-    for n, (level, uses) in enumerate(zip(found.model.levels, found.counts, strict=True), start=1):
+    for n, level in enumerate(found.model.levels, start=1):
         owner, size = level.keys // vocab, level.size[:-1]
         contexts = np.flatnonzero(size)
         gaps = np.diff(contexts, prepend=-1)
         if len(gaps) and gaps.max() >= MOST_WORDS:
             raise ConfigError(f"{gaps.max():,} n-grams in a row have no continuation; a page's n-grams have fewer")
-        total = np.bincount(owner, weights=uses, minlength=len(size))[contexts]
         largest = np.zeros(len(size))
         np.maximum.at(largest, owner, level.prob)
         shares, gamma = _steps(level.prob / largest[owner]), _steps(level.backoff[contexts] / LARGEST)
@@ -203,7 +202,7 @@ def pack(found: CountModel, mixture: Mixture | None) -> bytes:
         while (thin := 1 - _gamma(gamma) * rest < LEAST_MASS).any():
             gamma = np.minimum(gamma + thin, MOST)
         mass = (1 - _gamma(gamma) * rest).astype(np.float32)
-        bucket = np.searchsorted(np.array(edges), total, side="right")
+        bucket = by.of_level(found, n)[contexts]
         for name, values, kind in (
             ("gaps", gaps, np.uint16), ("sizes", size[contexts], np.uint16), ("words", level.keys % vocab, np.uint16),
             ("shares", shares, np.uint8), ("backoff", gamma, np.uint8), ("bucket", bucket, np.uint8),

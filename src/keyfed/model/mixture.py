@@ -2,11 +2,13 @@ r"""A mixture of a network and a count model, one weight for each bucket of cont
 
 .. math:: p(w \mid h) = λ_{b(h)}\, p_\text{network}(w \mid h) + (1 - λ_{b(h)})\, p_\text{counts}(w \mid h)
 
-The bucket of a context h is b(h) = (matched, count, confidence):
+The bucket of a context h is b(h) = (matched, best, confidence):
 
     matched      words of the longest end of h that the count model has continuations of: 0 … order − 1
-    count        Σ of the `counts` of these continuations: how many of `count_edges` it reaches
+    best         max p_counts(w | h) of these continuations w: how many of `context_edges` it reaches
     confidence   max_w p_network(w | h): how many of `confidence_edges` it reaches
+
+In mixtures of before, in the place of the best continuation stands the count: Σ of the `counts` of the continuations.
 
 λ is fitted by expectation–maximisation. What EM needs of a token is its bucket and the ratio of the two probabilities.
 So a client sends a histogram of log₂ ratios for each bucket, and the histograms of all clients are summed. A bucket
@@ -14,10 +16,11 @@ that the validation text hardly reaches has the λ of all buckets together.
 
 `mixture.json` of a run folder is the weights and the edges:
 
-    {"format": 1, "order": 4, "count_edges": […], "confidence_edges": […], "weights": [matched][count][confidence],
-     "counts_sha256": "…"}
+    {"format": 2, "order": 4, "by": "best", "context_edges": […], "confidence_edges": […],
+     "weights": [matched][best][confidence], "counts_sha256": "…"}
 
-The last is the SHA-256 of the `counts.safetensors` that the weights were fitted for. Files of before have none.
+The last is the SHA-256 of the `counts.safetensors` that the weights were fitted for. Files of format 1 have
+`count_edges` in the place of `by` and `context_edges`, and not all of them the SHA-256.
 
 References:
   Jelinek and Mercer, *Interpolated estimation of Markov source parameters from sparse data*, 1980.
@@ -31,7 +34,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,32 +43,62 @@ from keyfed.errors import RunError
 from keyfed.model.counts import CountModel
 from keyfed.model.ngram import Floats, Ints, Tokens
 
-FORMAT = 1
+FORMAT = 2
 FILE = "mixture.json"
-COUNT_EDGES = (10, 100, 1_000)
 CONFIDENCE_EDGES = (0.05, 0.1, 0.2, 0.4, 0.7)
 BINS, PER_OCTAVE = 256, 4  # of a histogram of log₂ ratios: from 2^−32 to 2^32 in quarters
 FEWEST = 20  # tokens of a bucket that has a λ of its own
 DOUBT, BEYOND = 4.0, 10  # standard errors, and octaves: see `gains`
 
 
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """Weights of the network, [matched][count][confidence], and the edges of their buckets.
+class Contexts(NamedTuple):
+    """How contexts of one length are told apart: which number of theirs has these edges.
 
     Attributes:
+      by: `best`, the probability of the best continuation; or `count`, the counts of all continuations.
+    """
+
+    by: str
+    edges: tuple[float, ...]
+
+    def of_level(self, model: CountModel, n: int) -> Ints:
+        """Return the bucket of every context of length n − 1; 0 of those without a continuation."""
+        level = model.model.levels[n - 1]
+        owner, found = level.keys // model.model.vocab_size, np.zeros(len(level.start))
+        if self.by == "count":
+            np.add.at(found, owner, model.counts[n - 1])
+        else:
+            np.maximum.at(found, owner, level.prob)
+        return np.searchsorted(np.array(self.edges), found, side="right").astype(np.int64)
+
+
+COUNTED = Contexts("count", (10, 100, 1_000))  # those of format 1
+BEST = Contexts("best", (0.1, 0.3, 0.6))
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Weights of the network, [matched][context][confidence], and the edges of their buckets.
+
+    Attributes:
+      by, context_edges: see `Contexts`.
       counts_sha256: of the counts that the weights were fitted for.
     """
 
     order: int
-    count_edges: tuple[float, ...]
+    by: str
+    context_edges: tuple[float, ...]
     confidence_edges: tuple[float, ...]
     weights: tuple[tuple[tuple[float, ...], ...], ...]
     counts_sha256: str | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        return self.order, len(self.count_edges) + 1, len(self.confidence_edges) + 1
+        return self.order, len(self.context_edges) + 1, len(self.confidence_edges) + 1
+
+    @property
+    def contexts(self) -> Contexts:
+        return Contexts(self.by, self.context_edges)
 
     def weight(self, places: Ints, confidence: Floats) -> Floats:
         """Return λ where the context has a place (`places_of`) and the network a confidence."""
@@ -80,9 +113,12 @@ class Mixture:
         """Read `mixture.json`; RunError where it is none."""
         try:
             found = json.loads(text)
-            if found["format"] != FORMAT:
+            if found["format"] not in (1, FORMAT):
                 raise ValueError(f"it is of format {found['format']}, expected {FORMAT}")
-            edges = [tuple(map(float, found[key])) for key in ("count_edges", "confidence_edges")]
+            by, key = (COUNTED.by, "count_edges") if found["format"] == 1 else (found["by"], "context_edges")
+            if by not in (COUNTED.by, BEST.by):
+                raise ValueError(f"its contexts are told apart by {by!r}")
+            edges = [tuple(map(float, found[name])) for name in (key, "confidence_edges")]
             weights = np.array(found["weights"], np.float64)
             shape = int(found["order"]), len(edges[0]) + 1, len(edges[1]) + 1
             if weights.shape != shape or not ((weights >= 0) & (weights <= 1)).all():
@@ -97,7 +133,7 @@ class Mixture:
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
             raise RunError(f"{origin} is damaged ({e}); `keyfed counts` makes it again") from None
         nested = tuple(tuple(map(tuple, row)) for row in weights.tolist())
-        return cls(shape[0], edges[0], edges[1], nested, fitted_for)
+        return cls(shape[0], by, edges[0], edges[1], nested, fitted_for)
 
 
 def read_mixture(path: Path, counts: bytes | None) -> Mixture:
@@ -122,17 +158,14 @@ def read_mixture(path: Path, counts: bytes | None) -> Mixture:
     return found
 
 
-def places_of(model: CountModel, stream: Tokens, edges: Sequence[float] = COUNT_EDGES) -> Ints:
-    """Return matched · (edges + 1) + count bucket of the context before every token after the first, [n − 1]."""
+def places_of(model: CountModel, stream: Tokens, by: Contexts = BEST) -> Ints:
+    """Return matched · (edges + 1) + bucket of the context before every token after the first, [n − 1]."""
     tokens = np.asarray(stream).astype(np.int64)
     places = np.zeros(max(tokens.size - 1, 0), np.int64)
     for n, (level, contexts, _) in enumerate(model.model.trace(tokens)):
-        totals = np.append(np.add.reduceat(np.append(model.counts[n], 0), level.start), 0)[: len(level.start)]
-        totals = np.where(level.size > 0, totals, 0)
         here = contexts[1 : tokens.size]
         seen = level.size[here] > 0
-        bucket = np.searchsorted(np.array(edges), totals[here], side="right")
-        places = np.where(seen, n * (len(edges) + 1) + bucket, places)
+        places = np.where(seen, n * (len(by.edges) + 1) + by.of_level(model, n + 1)[here], places)
     return places
 
 
@@ -206,10 +239,10 @@ def _em(counts: Floats, steps: int) -> Floats:
 def mixture_of(
     weights: Floats,
     order: int,
-    count_edges: Sequence[float] = COUNT_EDGES,
+    contexts: Contexts = BEST,
     confidence_edges: Sequence[float] = CONFIDENCE_EDGES,
 ) -> Mixture:
     """Return the mixture of fitted weights, flat in the order of `buckets`."""
-    shape = order, len(count_edges) + 1, len(confidence_edges) + 1
+    shape = order, len(contexts.edges) + 1, len(confidence_edges) + 1
     nested = tuple(tuple(map(tuple, row)) for row in weights.reshape(shape).tolist())
-    return Mixture(order, tuple(count_edges), tuple(confidence_edges), nested)
+    return Mixture(order, contexts.by, contexts.edges, tuple(confidence_edges), nested)

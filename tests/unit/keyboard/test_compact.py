@@ -8,7 +8,7 @@ import pytest
 from keyfed.errors import ConfigError, RunError
 from keyfed.keyboard.compact import pack, unpack
 from keyfed.model.counts import CountModel, CountTerms
-from keyfed.model.mixture import mixture_of, places_of
+from keyfed.model.mixture import BEST, COUNTED, mixture_of, places_of
 from keyfed.model.ngram import fit_kneser_ney
 
 V = 30
@@ -34,12 +34,14 @@ def test_every_distribution_is_whole_and_near_the_one_that_was_counted():
         assert p.min() > 0
 
 
-def test_buckets_are_those_of_the_mixture():
+@pytest.mark.parametrize("by", [BEST, COUNTED], ids=lambda by: by.by)
+def test_buckets_are_those_of_the_mixture(by):
     written = counts()
-    mixture = mixture_of(np.linspace(0, 1, 4 * 4 * 6), 4)
+    mixture = mixture_of(np.linspace(0, 1, 4 * 4 * 6), 4, by)
     read = unpack(pack(written, mixture), V, "file")
     assert read.mixture == mixture
-    places = places_of(written, STREAM)
+    places = places_of(written, STREAM, by)
+    assert np.unique(places).size > 4
     found = np.zeros_like(places)
     for n, (level, contexts, _) in enumerate(read.model.trace(STREAM.astype(np.int64))):
         here = contexts[1:-1]

@@ -9,7 +9,7 @@ import pytest
 
 from keyfed.errors import RunError
 from keyfed.model.counts import CountModel, CountTerms, counts_from_bytes, counts_to_bytes, terms_of
-from keyfed.model.mixture import Mixture, buckets, fit_weights, histogram, mixture_of, places_of
+from keyfed.model.mixture import COUNTED, Contexts, Mixture, buckets, fit_weights, histogram, mixture_of, places_of
 from keyfed.model.ngram import fit_kneser_ney
 
 V = 7
@@ -95,10 +95,29 @@ def test_terms_with_noise_are_read_back():
     assert terms_of(json.dumps(asdict(noised))) == noised
 
 
-def test_the_place_of_a_context_is_its_longest_match_and_its_count():
+def test_the_place_of_a_context_is_its_longest_match_and_its_count_or_best_continuation():
     found = model(order=2)
-    places = places_of(found, np.array([4, 5, 1, 2]), edges=(1,))
+    stream = np.array([4, 5, 1, 2])
+    places = places_of(found, stream, Contexts("count", (1,)))
     assert places.tolist() == [3, 3, 1]  # after 4 and after 5 a word; 1 never occurs, so the empty context
+    first, second = found.model.levels
+    best = [second.prob[second.keys // found.model.vocab_size == first.find(np.array([w]))[0]].max() for w in (4, 5)]
+    middle = sum(best) / 2
+    assert min(best) < middle
+    places = places_of(found, stream, Contexts("best", (middle,)))
+    assert places.tolist() == [2 + int(best[0] > middle), 2 + int(best[1] > middle), int(first.prob.max() > middle)]
+
+
+def test_a_mixture_of_format_1_is_one_by_counts():
+    weights = np.linspace(0, 1, 2 * 4 * 6).reshape(2, 4, 6).tolist()
+    edges = {"count_edges": [10, 100, 1000], "confidence_edges": [0.05, 0.1, 0.2, 0.4, 0.7]}
+    old = json.dumps({"format": 1, "order": 2, **edges, "weights": weights})
+    found = Mixture.from_json(old, "here")
+    assert found == mixture_of(np.linspace(0, 1, 48), 2, COUNTED)
+    assert found.contexts == COUNTED
+    assert Mixture.from_json(found.to_json(), "here") == found
+    with pytest.raises(RunError, match="told apart by 'length'"):
+        Mixture.from_json(found.to_json().replace('"count"', '"length"'), "here")
 
 
 def test_weights_are_those_of_the_two_distributions_that_the_tokens_came_from():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from keyfed.engine.sums.tallies import Entries, Fields
 from keyfed.errors import DataError
-from keyfed.model.mixture import BINS, CONFIDENCE_EDGES, COUNT_EDGES, FEWEST, Mixture, fit_weights, gains, mixture_of
+from keyfed.model.mixture import BEST, BINS, CONFIDENCE_EDGES, FEWEST, Mixture, fit_weights, gains, mixture_of
 from keyfed.model.ngram import Floats, Ints, KneserNey, Level, level_of
 from keyfed.model.smoothing import BUCKETS, WIDTH, TextReading, fitted, read_on, smoothed, tallied, unsmoothed
 from keyfed.model.tables import GramTable, Texts
@@ -29,7 +29,7 @@ from keyfed.run.counts.noise import clear_of_noise
 
 MOST_TOKENS = 4_096
 TOKENS = "tokens"  # among the public numbers of a histogram: how many of each client's first tokens are counted
-ROWS = (len(COUNT_EDGES) + 1) * (len(CONFIDENCE_EDGES) + 1)  # of the mixture's histogram, for each length matched
+ROWS = (len(BEST.edges) + 1) * (len(CONFIDENCE_EDGES) + 1)  # of the mixture's histogram, for each length matched
 
 
 def opening(streams: Mapping[str, NDArray[Any]], most: int | None = MOST_TOKENS) -> dict[str, NDArray[Any]]:

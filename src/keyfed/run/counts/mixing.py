@@ -20,7 +20,7 @@ from keyfed.engine.network import Network, Reader, reader_of
 from keyfed.federated.types import Params
 from keyfed.model.counts import CountModel
 from keyfed.model.mixture import BINS as BINS
-from keyfed.model.mixture import Mixture, binned, buckets
+from keyfed.model.mixture import Contexts, Mixture, binned, buckets
 from keyfed.model.ngram import Floats, Ints, Tokens
 from keyfed.model.output import Score, TokenScores
 from keyfed.model.tables import Texts, texts_of
@@ -55,7 +55,7 @@ class Laid:
     pieces: list[Piece]
 
 
-def laid_out(model: CountModel, text: Texts, edges: Sequence[float], lines: bool) -> Laid:
+def laid_out(model: CountModel, text: Texts, by: Contexts, lines: bool) -> Laid:
     """Lay out text; `lines` says whether it was read as lines (`texts_of`)."""
     vocab, n_tokens = model.model.vocab_size, text.tokens.size
     rows: Ints | None = None
@@ -64,10 +64,8 @@ def laid_out(model: CountModel, text: Texts, edges: Sequence[float], lines: bool
     for n, level in enumerate(model.model.levels, 1):
         before = np.zeros(n_tokens, np.int64) if rows is None else np.append(np.array([-1]), rows[:-1])
         before = np.where(text.reach >= n, before, -1)
-        totals = np.zeros(len(level.start), np.int64)
-        np.add.at(totals, level.keys // vocab, model.counts[n - 1])
         seen = (before >= 0) & (level.size[before] > 0)
-        place = (n - 1) * (len(edges) + 1) + np.searchsorted(np.array(edges), totals[before], "right")
+        place = (n - 1) * (len(by.edges) + 1) + by.of_level(model, n)[before]
         places = np.where(seen, place, places)
         contexts.append(np.where(seen, before, -1))
         rows = np.where(before >= 0, level.find(before * vocab + text.tokens), -1)
@@ -256,7 +254,7 @@ def score_models(
     """
     text = texts_of([tested for _, tested in texts], line_end)
     cache = PersonalCache(text, [before for before, _ in texts])
-    laid = laid_out(model, text, mixture.count_edges, line_end is not None)
+    laid = laid_out(model, text, mixture.contexts, line_end is not None)
     both = read_both(spec, params, model, laid, device, (mixture, cache), watch)
     weight = mixture.weight(laid.places, both.confidence)
     mixed = -np.log(weight * both.network + (1 - weight) * both.counts)

@@ -23,7 +23,7 @@ from keyfed.errors import DataError
 from keyfed.federated.types import Params
 from keyfed.files import write_atomically
 from keyfed.model.counts import FILE, CountModel, CountTerms, counts_from_bytes, counts_to_bytes
-from keyfed.model.mixture import CONFIDENCE_EDGES, COUNT_EDGES, Mixture
+from keyfed.model.mixture import BEST, CONFIDENCE_EDGES, Mixture
 from keyfed.model.mixture import FILE as MIXTURE
 from keyfed.model.ngram import Ints
 from keyfed.model.tables import Texts
@@ -61,7 +61,7 @@ class NetworkReader:
 
     def mixture_cells(self, model: CountModel, text: Texts) -> tuple[Ints, Ints]:
         """Return the client and the cell of every token in the mixture's histogram."""
-        laid = laid_out(model, text, COUNT_EDGES, self.lines)
+        laid = laid_out(model, text, BEST, self.lines)
         both = read_both(self.spec, self.params, model, laid, "cpu", watch=self.watch)
         return mixture_cells(both, laid, CONFIDENCE_EDGES)
 

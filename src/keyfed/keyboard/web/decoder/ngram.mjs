@@ -55,8 +55,8 @@ export class NGram {
   }
 
   /**
-   * The place of a context among those of a mixture: the words of its longest end that has continuations, and how many
-   * of the mixture's count edges these reach.
+   * The place of a context among those of a mixture: the words of its longest end that has continuations, and the
+   * bucket of that context, which the file names.
    * @param {ArrayLike<number>} context
    * @returns {[number, number]}
    */
