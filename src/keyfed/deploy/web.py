@@ -2,8 +2,8 @@
 
 A page that signs a request is known by its headers, before a byte of its body is read. A stranger gets the files of the
 page, `about`, and one small request to enrol; whatever it sends, the answer is one typed line. Connections are counted
-from their first packet (`wire.doors`). What pages send is bounded by the message that it answers, in bytes and in time;
-nothing is written to the disk but the roster and a bounded number of lines of a log. The ServerApp of a run reaches the
+from their first packet (`wire.doors`). What pages send is bounded by the message that it answers, in bytes and in time.
+Nothing is written to the disk but the roster and a bounded number of lines of a log. The ServerApp of a run reaches the
 mailboxes by a socket in the home (`wire.joined`).
 """
 
