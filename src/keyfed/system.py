@@ -43,6 +43,14 @@ def missing_of(extra: str) -> list[str]:
     return [name for name in EXTRAS[extra][1] if find_spec(name) is None]
 
 
+def pip_line(extra: str) -> str:
+    """Return the command that installs an extra: pip of this Python, since another one does not know this package.
+
+    Where Keyfed is installed, pip takes `keyfed[EXTRA]` to be that one, and fetches what the extra needs.
+    """
+    return f"{sys.executable or 'python'} -m pip install 'keyfed[{extra}]'"
+
+
 def need_extra(extra: str, what: str, *modules: str) -> None:
     """Raise ConfigError, with the line that mends it, unless an extra is installed.
 
@@ -57,7 +65,7 @@ def need_extra(extra: str, what: str, *modules: str) -> None:
     if missing:
         listed = ", ".join(missing[:-1]) + (" and " if missing[:-1] else "") + missing[-1]
         verb = "is" if len(missing) == 1 else "are"
-        raise ConfigError(f"{what} needs {listed}, which {verb} not installed: pip install 'keyfed[{extra}]'")
+        raise ConfigError(f"{what} needs {listed}, which {verb} not installed: {pip_line(extra)}")
 
 
 def node_program() -> str | None:

@@ -33,7 +33,7 @@ from keyfed.cli.server import enroll, server
 from keyfed.cli.train import counts, pretrain, train
 from keyfed.errors import ConfigError, KeyfedError
 from keyfed.files import space_advice
-from keyfed.system import EXTRAS, leads, missing_of, sleep_soon
+from keyfed.system import EXTRAS, leads, missing_of, pip_line, sleep_soon
 
 # What a user can mend: a full or read-only disk, a folder that may not be entered, a name that cannot be one.
 MENDABLE = {
@@ -216,10 +216,11 @@ def version_text() -> str:
     try:
         lines.append(f"PyTorch {metadata.version('torch')}")
     except metadata.PackageNotFoundError:
-        lines.append("PyTorch is not installed: pip install torch")
+        lines.append(f"PyTorch is not installed: {sys.executable} -m pip install torch")
     for extra, (purpose, _) in EXTRAS.items():
-        state = f"missing: pip install 'keyfed[{extra}]'" if missing_of(extra) else "installed"
-        lines.append(f"  {extra:<12} {state:<38} {purpose}")
+        lines.append(f"  {extra:<12} {'missing' if missing_of(extra) else 'installed':<10} {purpose}")
+    if any(map(missing_of, EXTRAS)):
+        lines.append(f"A missing extra is installed by: {pip_line('NAME')}")
     return "\n".join(lines)
 
 

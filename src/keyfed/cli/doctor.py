@@ -18,7 +18,7 @@ from typing import Literal
 import typer
 
 from keyfed.cli.options import JsonOption, print_json
-from keyfed.system import EXTRAS, missing_of, node_program, usable_cores
+from keyfed.system import EXTRAS, missing_of, node_program, pip_line, usable_cores
 
 LEAST_MEMORY, LEAST_DISK = 2 << 30, 1 << 30  # bytes that the built-in examples fit into
 KEYBOARD_PORT, SERVER_PORT = 8017, 9092
@@ -56,7 +56,7 @@ def examine() -> Iterator[Symptom]:
     for extra, (purpose, _) in EXTRAS.items():
         gone = missing_of(extra)
         state: State = "missing" if gone else "ok"
-        remedy = f"pip install 'keyfed[{extra}]' ({purpose})" if gone else ""
+        remedy = f"{pip_line(extra)} ({purpose})" if gone else ""
         yield Symptom(f"extra {extra}", state, f"without {', '.join(gone)}" if gone else "installed", remedy)
 
 
@@ -130,7 +130,7 @@ def _gpu() -> Symptom:
 
 def _node() -> Symptom:
     found = node_program()
-    remedy = "install Node.js, or pip install 'keyfed[node]': suggest and evaluate --keyboard correct words with it"
+    remedy = f"install Node.js, or {pip_line('node')}: suggest and evaluate --keyboard correct words with it"
     return Symptom("node", "ok", found) if found else Symptom("node", "missing", "not installed", remedy)
 
 

@@ -285,7 +285,7 @@ def suggest(
     from keyfed.keyboard.compact import counts_for_page
     from keyfed.keyboard.export import spelling_of
     from keyfed.keyboard.session import TypedLine, keyboard_of
-    from keyfed.system import node_program
+    from keyfed.system import node_program, pip_line
 
     keyboard = None
     if trained.vocab.kind == "word" and node_program() is not None:
@@ -294,7 +294,7 @@ def suggest(
         counts = base.counts if base else counts_for_page(trained.folder, len(trained.vocab), private=private)[0]
         keyboard = keyboard_of(trained, *spelling_of(trained, base), counts)
     if keyboard is None and trained.vocab.kind == "word":
-        say("node is not installed: next words only, no completion or correction (pip install 'keyfed[node]')")
+        say(f"node is not installed: next words only, no completion or correction ({pip_line('node')})")
     if sys.stdin.isatty() and has_raw_terminal():
         if as_json:
             raise ConfigError("--json has nothing to print while you type; give a text or a file of lines")

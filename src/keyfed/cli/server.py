@@ -223,13 +223,13 @@ def enroll(
     if file is not None:
         data = sys.stdin.buffer.read(1 << 20) if str(file) == "-" else _bytes(file)
         enrolment = read_enrolment(data, str(file))
-        enrol(place, [enrolment])
+        enrol(place.used(), [enrolment])
         said = {"enrolled": enrolment.name}
     elif forget is not None:
-        send_away(place, forget)
+        send_away(place.used(), forget)
         said = {"forgotten": forget}
     else:
-        _list(Roster(place.roster), as_json)
+        _list(Roster(place.used().roster), as_json)
         return
     if as_json:
         print_json(said)

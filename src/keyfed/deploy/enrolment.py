@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from keyfed.deploy.homes import ClientHome, ServerHome, check_name
+from keyfed.deploy.homes import ClientHome, ServerHome, check_name, home_option
 from keyfed.deploy.processes import locked, opener, python
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.files import BROKEN, read_json, write_atomically
@@ -95,7 +95,7 @@ def enrol(
         roster = Roster(home.roster)
         enrolled: dict[str, Enrolled] = {}
         for one in given:
-            refuse_known({**roster.entries, **enrolled}, one.name, one.identity, one.node_sum)
+            refuse_known({**roster.entries, **enrolled}, one.name, one.identity, one.node_sum, home_option(home.path))
             enrolled[one.name] = Enrolled(one.identity.hex(), one.node_sum, when)
         nodes = _register(home, given, run or flwr(home))
         _write_nodes(home, {**read_nodes(home), **nodes})
@@ -108,12 +108,16 @@ def one_at_a_time(home: ServerHome) -> AbstractContextManager[None]:
     return locked(home.path / "roster.lock")
 
 
-def refuse_known(entries: Mapping[str, Enrolled], name: str, identity: bytes, node_key: str) -> None:
-    """Raise DeployError for a name or a key that somebody else has, or that was sent away."""
+def refuse_known(entries: Mapping[str, Enrolled], name: str, identity: bytes, node_key: str, where: str = "") -> None:
+    """Raise DeployError for a name or a key that somebody else has, or that was sent away.
+
+    Args:
+      where: the option --home of the command that mends it (`home_option`), if it needs one.
+    """
     for other, entry in entries.items():
         same = other == name
         if same and not entry.revoked:
-            raise DeployError(f'"{name}" is enrolled already; `keyfed enroll --forget {name}` first')
+            raise DeployError(f'"{name}" is enrolled already; `keyfed enroll --forget {name}{where}` first')
         if entry.node_key == node_key:
             anew = "new keys" if is_page(entry) else "a new --home"
             why = f"was sent away; it needs {anew}" if entry.revoked else f'is enrolled as "{other}"'

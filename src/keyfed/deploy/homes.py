@@ -396,6 +396,19 @@ class ServerHome:
         """Who is enrolled."""
         return self.path / "roster.json"
 
+    def used(self) -> ServerHome:
+        """Return this home where a server was started in it, or clients enrolled.
+
+        Raises:
+          DeployError: neither; most often the server has another folder.
+        """
+        if any(path.exists() for path in (self.ca, self.roster, self.path / SERVER_ADDRESS)):
+            return self
+        raise DeployError(
+            f"no server was ever started in {self.path}; if yours has another folder: --home FOLDER, "
+            f"else start one: keyfed server --make-certificates{home_option(self.path)}"
+        )
+
     def address(self) -> str:
         """Return where the SuperLink of this home listens, seen from this machine."""
         try:

@@ -40,7 +40,7 @@ from keyfed.keyboard.dictionary import NO_LISTS, Lists
 from keyfed.keyboard.keys import Point
 from keyfed.model.ngram import KneserNey
 from keyfed.run.folder import Trained
-from keyfed.system import node_program, raw_terminal
+from keyfed.system import node_program, pip_line, raw_terminal
 from keyfed.text.batches import line_read
 from keyfed.text.vocab import Vocab
 
@@ -144,7 +144,7 @@ class Decoder:
         """
         program = node_program()
         if program is None:
-            raise ConfigError("the keyboard's decoder needs node, which is not installed: pip install 'keyfed[node]'")
+            raise ConfigError(f"the keyboard's decoder needs node, which is not installed: {pip_line('node')}")
         self._source = source
         self._settings = dict(settings or {})
         # A pipe that is not read would stop node when it is full.

@@ -30,6 +30,7 @@ from keyfed.model.output import Score
 from keyfed.reports.document import Picture, finite, show
 from keyfed.run.console import Listener, within
 from keyfed.run.folder import read_metrics, strict
+from keyfed.system import pip_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -532,7 +533,7 @@ class EventWriter:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as e:
             raise ConfigError(
-                f"--tensorboard needs the package tensorboard ({e}); install it with: pip install 'keyfed[tensorboard]'"
+                f"--tensorboard needs the package tensorboard ({e}); install it with: {pip_line('tensorboard')}"
             ) from None
         self._open = SummaryWriter
         self._run = run

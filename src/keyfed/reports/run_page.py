@@ -35,7 +35,7 @@ from keyfed.reports.document import (
 from keyfed.reports.figures import draw_plots, validation
 from keyfed.reports.samples import examples_of, prompts_of
 from keyfed.run.console import human_bytes, plural, render_table
-from keyfed.run.folder import Trained, load_model, read_metrics, read_result, read_run_toml, resume_command
+from keyfed.run.folder import OWN_TEXT, Trained, load_model, read_metrics, read_result, read_run_toml, resume_command
 from keyfed.run.metrics_line import diverged_warning, halved_notes
 from keyfed.run.pilot import BETWEEN, SETTLED
 from keyfed.run.secure import secure_facts
@@ -88,12 +88,18 @@ rounds, fedavg is behind the unigram (perplexity 25 % higher).'
     after = "" if rounds is None else f" after {rounds:,.0f} round{'' if rounds == 1 else 's'}"
     start = f"With a test perplexity of {show(own)}{after}, {who} "
     if not clauses:
-        return f"{start}stands alone: the run has no baselines to compare it with.{mixed(result)}"
+        counted = " `--counts` adds a baseline by sums (docs/counts.md)." if _could_count(result) else ""
+        return f"{start}stands alone: the run has no baselines to compare it with.{counted}{mixed(result)}"
     listed = clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
     first = not_beaten("This model does not beat", own, result.get("baselines") or {})
     if stands.get("unigram", 1) == 1 and stands.get("kneser_ney") == 1:
         listed += f": it predicts better than a count model of the {'same' if who == 'central' else 'pooled'} text"
     return f"{first}{start}is {listed}.{mixed(result)}"
+
+
+def _could_count(result: Record) -> bool:
+    """Whether the run is of real clients with secure sums, and its n-grams were not counted."""
+    return result.get("data") == OWN_TEXT and bool(result.get("secure")) and not result.get("counts")
 
 
 def mixed(result: Record) -> str:

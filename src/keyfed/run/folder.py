@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from keyfed.run.plan import Choice
 
 LOCK = "run.lock"
+OWN_TEXT = "the clients' own text"  # what the result of a run with real clients says its data are
 
 
 def file_name(text: str, also: str = "") -> str:

@@ -17,6 +17,7 @@ from keyfed.federated.types import Method, Params
 from keyfed.private.secagg.threshold import SecureSettings, most_ratio
 from keyfed.run.compatible import Case, refuse, threshold_of
 from keyfed.run.metrics_line import Sizes, model_bytes, sizes_of
+from keyfed.system import pip_line
 
 
 def settings_of(config: Config) -> SecureSettings:
@@ -183,6 +184,6 @@ def _masking() -> ModuleType:
         from keyfed.engine.sums import masked
     except ImportError as e:
         raise ConfigError(
-            f"secure.on needs the package cryptography ({e}); install it with: pip install 'keyfed[federation]'"
+            f"secure.on needs the package cryptography ({e}); install it with: {pip_line('federation')}"
         ) from None
     return masked

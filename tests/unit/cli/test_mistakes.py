@@ -237,7 +237,7 @@ TYPED: dict[str, str] = {
     "server --home h --name x": "--name goes with --make-certificates",
     "enroll --home h": "give one of: a client's enrol-NAME.json",
     "enroll no.json --home h": "expected the enrol-NAME.json that a client wrote",
-    "enroll --forget anna --home h": "Enrolled: none",
+    "enroll --forget anna --home h": "if yours has another folder: --home FOLDER",
     "keyboard nowhere": "`keyfed train` makes one",
     "keyboard base --address 1.2.3.4": "--address is for --lan",
     "export base --base --phone": "give one of them",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -32,14 +33,20 @@ def without(monkeypatch):
 
 def test_the_version_lists_every_extra(without):
     without(["flwr", "cryptography"])
-    first, python, torch, *extras = version_text().splitlines()
+    first, python, torch, *extras, remedy = version_text().splitlines()
     assert first == f"keyfed {__version__}"
     assert python.startswith("Python 3.")
     assert torch.startswith("PyTorch 2.")
     states = {line.split()[0]: line for line in extras}
     assert states.keys() == EXTRAS.keys()
-    assert "missing: pip install 'keyfed[federation]'" in states["federation"]
+    assert "missing" in states["federation"]
     assert "installed" in states["privacy"]
+    assert remedy.endswith(f"{sys.executable} -m pip install 'keyfed[NAME]'")
+
+
+def test_the_version_says_no_remedy_where_nothing_is_missing(monkeypatch):
+    monkeypatch.setattr("keyfed.cli.app.missing_of", lambda extra: [])
+    assert "pip" not in version_text()
 
 
 def test_a_missing_extra_is_one_line_that_installs_it(without):
@@ -48,7 +55,8 @@ def test_a_missing_extra_is_one_line_that_installs_it(without):
     with pytest.raises(ConfigError) as caught:
         need_extra("keyboard", "the keyboard")
     assert str(caught.value) == (
-        "the keyboard needs onnx, onnxruntime and uvicorn, which are not installed: pip install 'keyfed[keyboard]'"
+        "the keyboard needs onnx, onnxruntime and uvicorn, which are not installed: "
+        f"{sys.executable} -m pip install 'keyfed[keyboard]'"
     )
     with pytest.raises(ConfigError, match="needs uvicorn, which is not installed"):
         need_extra("keyboard", "the page", "starlette", "uvicorn")

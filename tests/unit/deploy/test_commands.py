@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from keyfed.cli.app import app
 from keyfed.deploy.certificates import make_certificates
+from keyfed.deploy.enrolment import write_enrolment
 from keyfed.deploy.homes import open_home
 from keyfed.errors import DeployError, KeyfedError
 from keyfed.text.vocab import SPECIALS, Vocab
@@ -89,6 +90,21 @@ def test_leaving_a_server_that_does_not_answer_deletes_the_home_and_says_what_is
     result = call("client", "--home", home.path, "--leave", "--yes")
     assert "keyfed enroll --forget anna" in result.output
     assert not home.path.exists()
+
+
+def test_a_folder_in_which_no_server_was_started_is_said(home, tmp_path):
+    write_enrolment(home)
+    wrong = tmp_path / "wrong"
+    for what in (["--list"], ["--list", "--json"], ["--forget", "anna"], [home.path / "enrol-anna.json"]):
+        said = says(call("enroll", *what, "--home", wrong))
+        assert said.startswith(f"no server was ever started in {wrong}; if yours has another folder: --home FOLDER")
+        assert said.endswith(f"keyfed server --make-certificates --home {wrong}")
+        assert not wrong.exists()
+
+
+def test_a_server_without_clients_lists_none(home, tmp_path):
+    assert json.loads(call("enroll", "--list", "--json", "--home", home.path.parent / "server").output) == {}
+    assert "0 clients" in call("enroll", "--list", "--home", tmp_path / "server").output
 
 
 def test_the_roster_is_listed(tmp_path):

@@ -85,8 +85,9 @@ def test_the_file_holds_no_private_key(tmp_path, server):
 def test_one_key_one_name(tmp_path, server):
     home = client(tmp_path, server, "anna")
     enrol(server, [read_enrolment(file_of(home))], Flwr())
-    with pytest.raises(DeployError, match="enrolled already"):
+    with pytest.raises(DeployError, match="enrolled already") as refused:
         enrol(server, [read_enrolment(file_of(home))], Flwr())
+    assert f"`keyfed enroll --forget anna --home {server.path}` first" in str(refused.value)
     home.write(type(home.settings())(**{**as_dict(home), "name": "bert"}))
     with pytest.raises(DeployError, match="one key, one name"):
         enrol(server, [read_enrolment(file_of(home))], Flwr())

@@ -32,7 +32,7 @@ from keyfed.reports.document import (
 )
 from keyfed.reports.figures import draw_plots, round_ticks
 from keyfed.reports.run_page import document, result_table, verdict, write_report
-from keyfed.run.folder import write_run_toml
+from keyfed.run.folder import OWN_TEXT, write_run_toml
 
 PNG = b"\x89PNG\r\n\x1a\n"
 positive = st.floats(min_value=0.0, exclude_min=True, allow_infinity=False)
@@ -286,6 +286,14 @@ def stand(own: float, **others: float) -> str:
     others.pop("central_run", None)
     baselines: dict[str, Any] = {k: {"test": {"perplexity": v}} for k, v in others.items()}
     return verdict({"method": method, "rounds": 3, "test": {"perplexity": own}, "baselines": baselines})
+
+
+def test_a_federation_without_baselines_is_shown_the_way_to_one() -> None:
+    alone = {"method": "fedavg", "rounds": 3, "test": {"perplexity": 100.0}, "baselines": {}}
+    real = {**alone, "data": OWN_TEXT, "secure": True}
+    assert verdict(real).endswith("to compare it with. `--counts` adds a baseline by sums (docs/counts.md).")
+    plain, counted = {**real, "secure": False}, {**real, "counts": {"mixture": {"test": {"perplexity": 90.0}}}}
+    assert "--counts" not in verdict(alone) + verdict(plain) + verdict(counted)  # a plain run may not count
 
 
 def test_verdict_cases() -> None:

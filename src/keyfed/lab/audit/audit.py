@@ -36,7 +36,7 @@ from keyfed.reports.document import (
 )
 from keyfed.reports.figures import Draw, Theme, both_themes, single
 from keyfed.run.console import Listener, Silent
-from keyfed.run.folder import load_model, read_metrics, read_result, read_run_toml, strict
+from keyfed.run.folder import OWN_TEXT, load_model, read_metrics, read_result, read_run_toml, strict
 from keyfed.run.loop import train
 from keyfed.run.metrics_line import sizes_of
 from keyfed.run.plan import plan_of_round
@@ -44,7 +44,6 @@ from keyfed.run.prepare import Prepared, client_tokens, make_problem
 from keyfed.run.privacy import members_in_turn
 from keyfed.run.remote.device import run_method
 from keyfed.run.remote.private import ENROLLED
-from keyfed.run.remote.rounds import OWN_TEXT
 
 Found = Mapping[str, Any]
 UNLIKELY = 0.001  # chance, over all canaries, below which an exposure contradicts a guarantee

@@ -37,6 +37,7 @@ from typing import Any, Literal, NamedTuple
 
 from keyfed.errors import PrivacyError
 from keyfed.private.secagg.threshold import least_alive, usual_threshold
+from keyfed.system import pip_line
 
 Accountant = Literal["pld", "rdp"]
 FINE, COARSE = 1e-4, 1e-3  # width of a PLD's steps; a coarser one is as valid, ten times as fast and a little looser
@@ -358,7 +359,7 @@ def _dp_accounting() -> Any:
         from dp_accounting import pld, rdp
     except ImportError as e:
         raise PrivacyError(
-            f"epsilon needs the package dp-accounting ({e}); install it with: pip install 'keyfed[privacy]'"
+            f"epsilon needs the package dp-accounting ({e}); install it with: {pip_line('privacy')}"
         ) from None
     del pld, rdp  # imported so that they are parts of dp_accounting
     logging.set_verbosity(logging.ERROR)  # RDP says which orders it leaves out: that is looser, and valid

@@ -36,7 +36,7 @@ from keyfed.run.checkpoint import (
     save_checkpoint,
 )
 from keyfed.run.console import Listener, plural
-from keyfed.run.folder import append_line, read_metrics, save_model, strict
+from keyfed.run.folder import OWN_TEXT, append_line, read_metrics, save_model, strict
 from keyfed.run.loop import rounds
 from keyfed.run.metrics_line import (
     diverged_warning,
@@ -57,8 +57,6 @@ from keyfed.text.vocab import Vocab
 from keyfed.wire.roster import Roster
 from keyfed.wire.server import RemoteFederation
 from keyfed.wire.transport import Calls, RemoteRun, Transport
-
-OWN_TEXT = "the clients' own text"  # what a result says its data are
 
 
 @dataclass(frozen=True, slots=True)
