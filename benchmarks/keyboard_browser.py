@@ -374,14 +374,14 @@ def main() -> None:
         manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
         sources = [source for source in SOURCES if source not in ("ngram", "network") or manifest["ngram"]]
         chosen = [source for source in sources if options.every_source or source == DEFAULT]
-        asked = [(source, on_screen, 1) for source in chosen for on_screen in (False, True)]
-        asked += [(DEFAULT, on_screen, SLOWER) for on_screen in (False, True)]
+        plan = [(source, on_screen, 1) for source in chosen for on_screen in (False, True)]
+        plan += [(DEFAULT, on_screen, SLOWER) for on_screen in (False, True)]
         with site(folder) as address, chromium() as browser:
             version = browser.version
             visits = first_visits(browser, address, options.runs)
             runs = [
                 [measure(browser, address, source, screen, sentences, options.pause, slower)
-                 for source, screen, slower in asked]
+                 for source, screen, slower in plan]
                 for _ in range(options.runs)
             ]  # fmt: skip
     rows = [middle(list(of)) for of in zip(*runs, strict=True)]

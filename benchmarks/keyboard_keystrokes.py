@@ -1,10 +1,10 @@
 """What a keystroke and a new word cost the keyboard without a browser (`--help` says how).
 
-A CIFG of Gboard's size (96/670, tied, 10,000 words) with random weights, or the model of a run or of `base`, in
-PyTorch on one thread, and the page's decoder in node behind a pipe, with the dictionary that an export has. Text is
-typed character by character: a keystroke inside a word ranks scores that are there, one that ends a word reads one
-token. Wall and CPU milliseconds (of both processes) from the text left of the cursor to the finished strip; swipes,
-too.
+The model is a CIFG of Gboard's size (96/670, tied, 10,000 words) with random weights, or that of a run or of `base`. It
+runs in PyTorch on one thread; the page's decoder runs in node behind a pipe, with the dictionary that an export has.
+Text is typed character by character: a keystroke inside a word ranks scores that are there, one that ends a word reads
+one token. Wall and CPU milliseconds (of both processes) go from the text left of the cursor to the finished strip;
+swipes, too.
 """
 
 from __future__ import annotations
