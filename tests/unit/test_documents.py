@@ -281,6 +281,9 @@ def test_the_citation_is_of_this_version():
 
     text = (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"version: {keyfed.__version__}\n" in text
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    (released,) = re.findall(rf"^## \[{re.escape(keyfed.__version__)}\] – (\d{{4}}-\d\d-\d\d)$", changes, re.M)
+    assert f'date-released: "{released}"\n' in text
     for key in ("cff-version", "title", "message", "type", "authors", "license"):
         assert re.search(rf"^{key}:", text, re.M), key
 
@@ -315,7 +318,16 @@ def test_the_container_is_made_from_the_wheel_and_runs_without_rights():
     bases = [rest.split()[0] for instruction, rest in found if instruction == "FROM"]
     assert all(":" in base and not base.endswith(":latest") for base in bases)
     copies = [rest for instruction, rest in found if instruction == "COPY"]
-    assert any("dist/*.whl" in copy for copy in copies)
+    assert any(
+        "dist/keyfed-${VERSION}-py3-none-any.whl" in copy for copy in copies
+    )  # two wheels in dist/ are two names
+    import keyfed
+
+    assert f"VERSION={keyfed.__version__}" in [rest for instruction, rest in found if instruction == "ARG"]
+    sent = (ROOT / ".dockerignore").read_text("utf-8").split("\n", 1)[1].split()
+    assert sent == ["*", "!constraints.txt", "!dist", "dist/*", "!dist/*.whl"], (
+        "no run, key or corpus goes to a builder"
+    )
     users = [rest for instruction, rest in found if instruction == "USER"]
     assert users
     assert users[-1] not in ("root", "0")
@@ -326,6 +338,18 @@ def test_the_container_is_made_from_the_wheel_and_runs_without_rights():
         if instruction == "RUN" and "pip install" in rest:
             assert "--no-cache-dir" in rest
     assert all("sudo" not in rest and "curl" not in rest for _, rest in found)
+
+
+def test_the_container_of_the_page_starts_with_an_empty_volume():
+    """The first start makes the certificates: without them a server in a fresh volume refuses."""
+    page = re.sub(r"\\\n\s*", " ", (DOCS / "install.md").read_text("utf-8"))
+    (start,) = re.findall(r"^    docker run .* keyfed +(server .*)$", page, re.M)
+    parsed(start)
+    assert {"--make-certificates", "--host", "--name"} <= set(start.split())
+    inside = re.findall(r"^    docker exec (?:--interactive )?keyfed keyfed (.*?)(?: < .*)?$", page, re.M)
+    assert len(inside) == 2
+    for words in inside:
+        parsed(words)
 
 
 def test_the_service_is_that_of_the_page():

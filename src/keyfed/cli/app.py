@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import platform
+import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -91,7 +92,7 @@ def evaluate(
 
     keyfed evaluate runs/mine --personalise epochs=1,lr=0.001
 
-      keyfed evaluate runs/mine --keyboard --against runs/mine/central
+    keyfed evaluate runs/mine --keyboard --against runs/mine/central
     """
     if keyboard:
         if personalise is not None:
@@ -137,7 +138,12 @@ def methods(
     models: Annotated[bool, typer.Option("--models", help="List the model presets instead.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the methods, or print one's equation, options and reference."""
+    """List the methods, or print one's equation, options and reference.
+
+    keyfed methods
+
+    keyfed methods fedatt
+    """
     from keyfed.cli.reference import describe_methods, describe_models, method_page
 
     if name is not None and models:
@@ -160,6 +166,8 @@ def conformance(run: RunArgument, as_json: JsonOption = False) -> None:
     """Check a model for the defects that falsify numbers: context used, causal, rows independent, padding neutral, …
 
     Exit code 1 if a check fails.
+
+      keyfed conformance runs/mine
     """
     from keyfed.run.console import working
 
@@ -292,6 +300,10 @@ class PlainFormatter(click.HelpFormatter):
 
     arguments: Mapping[str, str] = {}
 
+    def write_text(self, text: str) -> None:
+        """Write paragraphs; the examples stand out."""
+        super().write_text(_examples_indented(text))
+
     def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
         """Write a list of terms with their explanations."""
         plain = ((term, text.replace("\\[", "[")) for term, text in rows)
@@ -317,6 +329,16 @@ def plainly(command: Any) -> Any:
     for one in _all(command):
         one.context_class = PlainContext
     return command
+
+
+def _examples_indented(text: str) -> str:
+    r"""Indent examples by two where all lines but the first were indented alike, which `cleandoc` takes away.
+
+    Example:
+      >>> _examples_indented("Do it.\n\nkeyfed do"), _examples_indented("Do it.\n\n  keyfed do")
+      ('Do it.\n\n  keyfed do', 'Do it.\n\n  keyfed do')
+    """
+    return re.sub(r"(?<=\n\n)(?=keyfed [a-z])", "  ", text)
 
 
 def _all(command: Any) -> Iterator[Any]:

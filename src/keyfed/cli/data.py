@@ -30,7 +30,12 @@ data_app = typer.Typer(name="data", help="Look at corpora: check, list, describe
 @data_app.command("list")
 @with_keys
 def data_list(folder: DirOption = NONE, as_json: JsonOption = False) -> None:
-    """List the corpora known by name and whether they are at hand."""
+    """List the corpora known by name and whether they are at hand.
+
+    keyfed data list
+
+    keyfed data list --data-dir ~/corpora --json
+    """
     from keyfed.cli.reference import describe_corpora
 
     data_dir = folder["data.dir"]
@@ -53,7 +58,12 @@ def data_describe(
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words."""
+    """Partition a corpus and print its statistics: clients, tokens, vocabulary, unknown words.
+
+    keyfed data describe chat
+
+    keyfed data describe ~/messages --set data.vocab=5000
+    """
     from keyfed.run.console import working
 
     with working(f"reading {name}", quiet=True):
@@ -133,7 +143,10 @@ def data_explore(
     folder: DirOption = NONE,
     as_json: JsonOption = False,
 ) -> None:
-    """Top uni- and bigrams, TF-IDF, lengths and (for character corpora) entropies, with plots."""
+    """Top uni- and bigrams, TF-IDF, lengths and (for character corpora) entropies, with plots.
+
+    keyfed data explore chat
+    """
     from keyfed.reports.figures import draw_exploration
     from keyfed.run.console import working
     from keyfed.text.catalogue import load_corpus

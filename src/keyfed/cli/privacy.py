@@ -165,7 +165,10 @@ def plan_(
 
 @privacy_app.command("ledger")
 def ledger_(run: RunArgument, as_json: JsonOption = False) -> None:
-    """Print what a run has spent and what that means; a ledger that was touched prints nothing and is an error."""
+    """Print what a run has spent and what that means; a ledger that was touched prints nothing and is an error.
+
+    keyfed privacy ledger runs/private
+    """
     from keyfed.run.privacy import account_of_run
 
     account = account_of_run(run)
@@ -185,7 +188,10 @@ def audit_(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Attack a run as an outsider would and compare with what it claims. Exit code 1 if the claim is contradicted."""
+    """Attack a run as an outsider would and compare with what it claims. Exit code 1 if the claim is contradicted.
+
+    keyfed privacy audit runs/private
+    """
     from keyfed.lab.audit.audit import audit_run
     from keyfed.run.console import Narrator
 

@@ -399,8 +399,8 @@ class PrivacyConfig:
     clip_rate: float = option(0.2, "how fast the clip moves, as an exponent a round", above=0)
     count_noise: float | None = option(
         None,
-        "noise of counts (of unclipped clients; FedMed: of losses), in clients; none: a twentieth of the "
-        "cohort, at least z, of losses at most 5z",
+        "standard deviation, in clients, of the noise on what is counted besides the update: the clients that the clip "
+        "left whole (FedMed: the sum of losses). none: cohort / 20, but at least z; for losses also at most 5z",
         above=0,
     )
     population: int | None = option(

@@ -70,3 +70,17 @@ def test_a_command_may_say_in_its_own_words_what_a_key_means_there():
     assert texts["train"]["--rounds"] == "Federated rounds."
     assert texts["pretrain"]["--rounds"] == "Rounds, each as much text as a round of `train` reads."
     assert texts["compare"]["--init"] != texts["train"]["--init"]
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "evaluate", "methods", "conformance", "data list", "data describe", "data explore", "privacy ledger",
+        "privacy audit", "privacy calibrate",
+    ],
+)  # fmt: skip
+def test_help_has_examples_and_all_are_indented_alike(keyfed, verb):
+    _, said, _ = keyfed(*verb.split(), "--help")
+    shown = [line for line in said.splitlines() if line.strip().startswith("keyfed ")]
+    assert shown
+    assert all(line.startswith(f"    keyfed {verb}") for line in shown)
