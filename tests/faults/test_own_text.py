@@ -106,7 +106,7 @@ def test_no_reader_quotes_what_it_cannot_read(tmp_path, what, caplog, record_pro
         (
             records,
             "_no_columns",
-            lambda row, author, text, header: f"no author and text columns among {', '.join(row)}",
+            lambda row, author, text, form: f"no author and text columns among {', '.join(row)}",
         ),
         (records, "why_unreadable", lambda error: f"unreadable: {SECRET if 'gzip' in str(error) else error}"),
     ],
@@ -311,10 +311,10 @@ def test_files_of_a_folder_are_one_persons_and_a_chat_among_them_is_looked_at(tm
     [
         ("empty.txt", b"", "no usable text"),
         ("blank.txt", b"\n \n", "no usable text"),
-        ("short.txt", LINE.encode(), "1 lines, 4 words; expected at least 20"),
+        ("short.txt", LINE.encode(), "1 line, 4 words; expected at least 20"),
         ("notes.docx", b"x", "no .docx, or a damaged one"),
         ("book.pdf", b"x", "unknown kind of file '.pdf'"),
-        ("odd.csv", b"foo,bar\n1,2\n", "its 2 columns do not include"),
+        ("odd.csv", b"foo,bar\n1,2\n", "do not include author"),
         ("result.json", b'{"chats": []}', "JSON of an unknown form; expected an export"),
     ],
 )

@@ -83,8 +83,8 @@ def data_check(
 ) -> None:
     """Say what is understood of your text before anything is trained: format, authors, lines, language, what is lost.
 
-    Numbers only: no line and no name is shown. What a model would learn by mistake (times, markup) is noticed, with a
-    remedy. docs/own-data.md has every form that is read.
+    Numbers only: no line and no author is shown, but files that are left out are named. What a model would learn by
+    mistake (times, markup) is noticed, with a remedy. docs/own-data.md has every form that is read.
 
       keyfed data check "WhatsApp Chat with Anna.txt"
 
@@ -111,7 +111,7 @@ def data_check(
     if as_json:
         print_json(asdict(found))
         return
-    flags = {"--me": config.data.me, "--author-column": whose["data.author_column"]}
+    flags = {"--me": whose["data.me"], "--author-column": whose["data.author_column"]}
     flags["--text-column"] = whose["data.text_column"]
     named = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
     more = [word for setting in settings or [] for word in ("--set", setting)]

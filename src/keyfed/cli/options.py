@@ -7,7 +7,6 @@ import inspect
 import json
 import shlex
 import sys
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -166,7 +165,9 @@ def _names_method(document: Mapping[str, Any]) -> bool:
 def sets(key: str, settings: list[str] | None, config: Path | None) -> bool:
     """Whether the caller set a key, by --set or in the file (`configure` has read it: it exists and is TOML)."""
     section, _, name = key.partition(".")
-    in_file = config is not None and name in tomllib.loads(config.read_text("utf-8")).get(section, {})
+    from keyfed.config.load import read_document
+
+    in_file = config is not None and name in read_document(config).get(section, {})
     return in_file or any(setting.partition("=")[0].strip() == key for setting in settings or [])
 
 

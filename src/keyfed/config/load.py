@@ -182,7 +182,7 @@ def read_config(path: Path, method: str | None = None) -> Config:
 def read_document(path: Path) -> dict[str, Any]:
     """Read a TOML file."""
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))  # Notepad begins a file with a byte-order mark
     except OSError as e:
         raise ConfigError(f"{path}: {e.strerror or e}; expected a TOML file") from None
     except UnicodeDecodeError as e:
@@ -221,7 +221,10 @@ def config_from(
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: {section} is {values!r}; expected a section [{section}]")
         for key in sorted(values, key=lambda key: key != "name"):  # a part's name says which options it has
-            config = set_value(config, f"{section}.{key}", values[key])
+            try:
+                config = set_value(config, f"{section}.{key}", values[key])
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from None
     return config
 
 

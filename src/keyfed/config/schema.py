@@ -135,7 +135,8 @@ class DataConfig:
     )
     me: str | None = option(
         None,
-        "the one author of a chat, mail or table whose text is read, as it spells the name; none: all",
+        "the one author of a chat, mail or table whose text is read, as it spells the name, which is kept as a hash; "
+        "none: all",
         flag="--me",
         short="Read one author's text only: the name as the chat, mail or table spells it.",
     )
@@ -144,6 +145,12 @@ class DataConfig:
         "whose the files of a folder are that name no authors: a client each, or all one person's; none: one person's "
         "where most are notes (.md, .docx), else a client each",
     )
+
+    def __post_init__(self) -> None:
+        if self.me is not None:  # files of a run hold no name
+            from keyfed.text.corpus import kept_name
+
+            object.__setattr__(self, "me", kept_name(self.me))
 
     @property
     def batching(self) -> Literal["stream", "sentences", "packed", "pairs"]:

@@ -10,7 +10,7 @@ recipe stands here, at the top.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -21,12 +21,13 @@ import torch
 from keyfed.config.load import RECIPE, Config, Value
 from keyfed.config.schema import read_options
 from keyfed.engine.module import MakeModule
-from keyfed.errors import TooLittleText
+from keyfed.errors import DataError, TooLittleText
 from keyfed.model.language_model import preset
 from keyfed.run.console import plural
 from keyfed.run.prepare import Prepared, prepare
 from keyfed.text.catalogue import NAMED, is_path, load_corpus
 from keyfed.text.partition import DEFAULT_CLIENTS
+from keyfed.text.sources import UNREADABLE, open_bytes
 from keyfed.text.vocab import EOS
 
 V = TypeVar("V", int, float, str, int | None, float | None)
@@ -344,7 +345,8 @@ def few_shards(config: Config) -> int | None:
     if not is_path(config.data.name) or config.data.partition not in (None, "iid") or not path.exists():
         return None
     files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
-    if sum(file.stat().st_size for file in files) > DEFAULT_CLIENTS["iid"] * SHARD_TOKENS * 4:
+    large = sum(file.stat().st_size for file in files) > DEFAULT_CLIENTS["iid"] * SHARD_TOKENS * 4
+    if large and not _few_lines(files):
         return None
     corpus = load_corpus(config.data.name, **read_options(config.data))
     if corpus.natural:
@@ -353,6 +355,21 @@ def few_shards(config: Config) -> int | None:
     words = sum(len(line.split()) + 1 for line in lines)
     most = min(DEFAULT_CLIENTS["iid"], words // SHARD_TOKENS, len(lines) // LINES_OF_SHARD)
     return max(1, most) if most < DEFAULT_CLIENTS["iid"] else None
+
+
+def _few_lines(files: Sequence[Path]) -> bool:
+    """Tell text of so few lines that the usual shards would not get `LINES_OF_SHARD` each; most text is not read on."""
+    left = DEFAULT_CLIENTS["iid"] * LINES_OF_SHARD
+    for file in files:
+        try:
+            with open_bytes(file) as opened:
+                while piece := opened.read(1 << 16):
+                    left -= max(piece.count(b"\n"), piece.count(b"\r"))
+                    if left <= 0:
+                        return False
+        except (*UNREADABLE, DataError):  # said where it is read
+            pass
+    return True
 
 
 def facts_of(

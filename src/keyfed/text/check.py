@@ -20,6 +20,7 @@ LOOKED_AT = 20_000  # lines that are looked at closely, from all over the text
 TIMED_LINES, MARKED_LINES, LINKED_LINES = 0.1, 0.1, 0.2  # shares of lines from which on it is said
 LITTLE = 2_000  # words; fewer teach little
 UNKNOWN = 0.3  # share of words that a start does not know
+LETTERED = 0.5  # share of words with letters; fewer are no text
 LONGEST_LINE = 2_000  # words of a line that is no message, sentence or paragraph
 LEAST_LINES = 20  # fewer are no sample
 
@@ -86,7 +87,7 @@ def check_corpus(corpus: Corpus, known: Container[str] | None = None) -> Checked
         language=language,
         unknown=unknown,
         skipped=tuple(f"{skipped.what}: {skipped.why}" for skipped in corpus.skipped),
-        notices=(*notices(corpus), *_advice(sum(sizes), max(sizes, default=0), unknown)),
+        notices=(*notices(corpus), *_advice(sum(sizes), unknown)),
     )
 
 
@@ -104,6 +105,9 @@ def notices(corpus: Corpus) -> tuple[str, ...]:
             f"{corpus.files:,} files count as {corpus.files:,} people, and words of one file alone are not learnt; if "
             "all are yours: --set data.folder=person (--set data.folder=clients: they are not)"
         )
+    if not corpus.characters and not corpus.tokenised:
+        long = (line for author in corpus.authors for line in author.lines if len(line) > 2 * LONGEST_LINE)
+        found += _long_line(max((len(line.split()) for line in long), default=0))
     number = sum(len(author.lines) for author in corpus.authors)
     if number < LEAST_LINES or corpus.tokenised:
         return tuple(found)
@@ -114,8 +118,9 @@ def notices(corpus: Corpus) -> tuple[str, ...]:
         "columns author and text"
     )
     marked = _share(sample, _MARKED.search)
-    if (share := _share(sample, _timed)) >= TIMED_LINES:
-        found.append(f"{share:.0%} of the lines begin with a date or time, {remedy}")
+    timed = _share(sample, _timed)
+    if timed >= TIMED_LINES:
+        found.append(f"{timed:.0%} of the lines begin with a date or time, {remedy}")
     elif marked < MARKED_LINES and (share := _same_prefix(sample)) >= SAME_PREFIX:
         found.append(f"{share:.0%} of the lines begin alike (a name or number, and a colon or bracket), {remedy}")
     if marked >= MARKED_LINES:
@@ -124,7 +129,11 @@ def notices(corpus: Corpus) -> tuple[str, ...]:
         )
     if (share := _share(sample, _LINK.search)) >= LINKED_LINES:
         found.append(f"{share:.0%} of the lines hold addresses of the web, which would be learnt: take them out")
-    words = {word for line in sample[:2_000] for word in line.split()}
+    spoken = [word for line in sample[:2_000] for word in line.split()]
+    lettered = sum(any(map(str.isalpha, word)) for word in spoken) / max(1, len(spoken))
+    if spoken and timed < TIMED_LINES and lettered < LETTERED:
+        found.append(f"{lettered:.0%} of the words have letters: numbers teach no language; name a file of text")
+    words = set(spoken)
     if not corpus.characters and (language := unspaced(words)) is not None:
         found.append(
             f"{language} is written without blanks between words: train a model of characters (--model char-lstm)"
@@ -167,17 +176,25 @@ def _share(lines: Sequence[str], finds: Callable[[str], object]) -> float:
     return sum(finds(line) is not None for line in lines) / len(lines)
 
 
-def _advice(words: int, longest: int, unknown: float | None) -> list[str]:
+def _long_line(longest: int) -> list[str]:
+    if longest <= LONGEST_LINE:
+        return []
+    return [f"a line of {longest:,} words: put line ends between sentences or paragraphs"]
+
+
+def _advice(words: int, unknown: float | None) -> list[str]:
     found = []
     if words < LITTLE:
         found.append(f"{words:,} words teach a model little: add more text (about {LITTLE:,} words or more)")
-    if longest > LONGEST_LINE:
-        found.append(f"a line of {longest:,} words: put line ends between sentences or paragraphs")
     if unknown is not None and unknown > UNKNOWN:
         found.append(
             f"{unknown:.0%} of the words are not known to the base model of English chat: start with --init none"
         )
     return found
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def describe_check(found: Checked, name: str, train: str) -> str:
@@ -186,16 +203,18 @@ def describe_check(found: Checked, name: str, train: str) -> str:
     Args:
       train: the command that trains on it.
     """
-    who = [f"{found.authors:,} named in the text" + (" (one by one with --me NAME)" if found.authors > 1 else "")]
-    if not found.authors:
-        who = []
+    one = " (one by one with --me NAME)" if found.authors > 1 and found.formats else ""  # not of a known corpus
+    who = [f"{found.authors:,} named in the text{one}"] if found.authors else []
     if found.pools:
         who.append("one person's" if found.pools == 1 else f"{found.pools:,} files, each a client's")
     rows = [
         ("text", name),
         ("read as", "; ".join(found.formats) or "a known corpus"),
         ("authors", "; ".join(who)),
-        ("size", f"{found.lines:,} lines, {found.words:,} words, the longest line has {found.longest:,}"),
+        (
+            "size",
+            f"{_number(found.lines, 'line')}, {_number(found.words, 'word')}, the longest line has {found.longest:,}",
+        ),
         ("language", found.language),
     ]
     if found.unknown is not None:

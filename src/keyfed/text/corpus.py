@@ -39,9 +39,10 @@ from keyfed.text.exports import KINDS, REMEDIES, are_notes, lines_of, read_expor
 from keyfed.text.exports import load_json as load_export
 from keyfed.text.exports.messages import OWNER
 from keyfed.text.records import Record, RefusedRows, by_time, form_of, is_broken, read_records
-from keyfed.text.sources import File, Packed, Unusable, leaves_of, suffix_of
+from keyfed.text.sources import File, Packed, Unusable, leaves_of, suffix_of, why_unreadable
 
 TABLE_SUFFIXES = (".jsonl", ".csv", ".tsv")
+_PSEUDONYM = re.compile(r"u-[0-9a-f]{12}")
 FOLDERS = ("clients", "person")  # whose the files of a folder are
 
 _Found = tuple[tuple["Author", ...], tuple["Skipped", ...]]
@@ -147,6 +148,16 @@ def pseudonym(name: str) -> str:
     return "u-" + hashlib.sha256(name.encode()).hexdigest()[:12]
 
 
+def kept_name(name: str) -> str:
+    """Return the pseudonym of a name; one that is a pseudonym stays.
+
+    Example:
+      >>> kept_name("crimsun"), kept_name("u-d24fd8f7867d")
+      ('u-d24fd8f7867d', 'u-d24fd8f7867d')
+    """
+    return name if _PSEUDONYM.fullmatch(name) else pseudonym(name)
+
+
 def split_lines(text: str) -> list[str]:
     r"""Cut a comment, review or post into its lines, without blank ones.
 
@@ -186,7 +197,7 @@ def read_corpus(
       author_column: Column (JSON field, or number) of the author; found by itself among `records.AUTHOR_COLUMNS`.
       text_column: Column (JSON field, or number) of the text; found by itself among `records.TEXT_COLUMNS`.
       max_words: Words of a row of a table that are read; None for all.
-      me: The one author whose text is wanted, as the text spells the name; it becomes one pool.
+      me: The one author whose text is wanted, as the text spells the name, or its pseudonym; it becomes one pool.
       folder: One of `FOLDERS`; None: one person's where most files are notes, else clients.
 
     Raises:
@@ -196,10 +207,14 @@ def read_corpus(
     columns = {"author_column": author_column, "text_column": text_column, "max_words": max_words}
     if folder is not None and folder not in FOLDERS:
         raise DataError(f'data.folder is "{folder}"; expected clients (a file is a client) or person (all are one\'s)')
-    if max_words is not None and suffix not in TABLE_SUFFIXES and path.exists():
-        raise DataError(f"{path}: data.max_words cuts the rows of .jsonl, .csv or .tsv; leave it out for other text")
-    if not path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise DataError(f"{path}: {why_unreadable(error)}; expected text that you may read") from None
+    if not there:
         raise DataError(_absent(path))
+    if max_words is not None and suffix not in TABLE_SUFFIXES:
+        raise DataError(f"{path}: data.max_words cuts the rows of .jsonl, .csv or .tsv; leave it out for other text")
     if path.is_dir() or suffix == ".zip":
         corpus = _read_folder(path, columns, folder)
     elif suffix not in (*TABLE_SUFFIXES, *KINDS):
@@ -331,8 +346,9 @@ def left_out(name: str, refused: Sequence[RefusedRows]) -> tuple[Skipped, ...]:
 
 def _read_folder(place: Path, columns: Mapping[str, Any], whose: str | None) -> Corpus:
     """Read a folder or .zip; files are named by their path in it, and those that are not shown are passed over."""
+    closed: dict[str, str] = {}
     try:
-        leaves = leaves_of(place)
+        leaves = leaves_of(place, closed)
         whole = read_export_folder(leaves)
     except Unusable as error:
         raise DataError(f"{place}: {error}") from None
@@ -347,6 +363,7 @@ def _read_folder(place: Path, columns: Mapping[str, Any], whose: str | None) -> 
     authors, skipped = _authors_of(files, name, person=person)
     natural = len(authors) > 1 or not person
     unsaid = 0 if person or whose is not None else sum(not author.signed for author in authors)
+    skipped += tuple(Skipped(what, why) for what, why in closed.items())
     return Corpus(name, authors, natural=natural, skipped=_together(skipped), formats=_formats(files), files=unsaid)
 
 
@@ -496,7 +513,8 @@ class TextSize:
 
     def __str__(self) -> str:
         more = f"; {self.left_out:,} files or kinds of rows left out" if self.left_out else ""
-        return f"{self.lines:,} lines, {self.words:,} words{more}"
+        lines = f"{self.lines:,} line{'s' * (self.lines != 1)}"
+        return f"{lines}, {self.words:,} word{'s' * (self.words != 1)}{more}"
 
 
 def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
@@ -513,7 +531,7 @@ def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
     unsigned = [author for author in corpus.authors if not author.signed]
     mine = signed
     if len(signed) > 1 or (signed and me is not None):
-        mine = [author for author in signed if me is not None and author.name == pseudonym(me)]
+        mine = [author for author in signed if me is not None and author.name in (me, pseudonym(me))]
         if not mine and (me is None or not unsigned):  # a chat without the owner, among other files, is no error
             raise _several(path, len(signed), me)
     chosen = {author.name for author in mine}
@@ -521,7 +539,8 @@ def own_corpus(corpus: Corpus, path: Path, me: str | None) -> Corpus:
     lines = tuple(chain.from_iterable(author.lines for author in authors))
     if not lines:
         raise DataError(f"{path}: no message of that --me; spell it as the file does")
-    return replace(corpus, authors=(Author("me", lines),), valid=None, test=None, files=0)
+    own = Author("me", lines, signed=any(author.lines for author in mine))
+    return replace(corpus, authors=(own,), valid=None, test=None, files=0)
 
 
 def _several(path: Path, people: int, me: str | None) -> DataError:

@@ -432,9 +432,10 @@ def _pooled(index: LineIndex, kind: str, clients: int, seed: int, alpha: float, 
     parts = _parts(index, _own_counts(index), share)
     lines = parts[0].flat
     if clients > len(lines):
+        usual = " by default" if clients == DEFAULT_CLIENTS[kind] else ""
         raise ConfigError(
-            f"{index.corpus} has {len(lines):,} training line{'s' * (len(lines) != 1)}, and {clients:,} clients need "
-            f"one each; set data.clients to at most {max(1, len(lines)):,} (and train.cohort), or put line ends "
+            f"{index.corpus} has {len(lines):,} training line{'s' * (len(lines) != 1)}, and {clients:,} clients{usual} "
+            f"need one each; set data.clients to at most {max(1, len(lines)):,} (and train.cohort), or put line ends "
             "between sentences"
         )
     if kind == "iid":

@@ -50,6 +50,14 @@ NO_AUTHOR = "-"  # as author_column: one person wrote all rows
 DELIMITERS = (",", ";", "\t", "|")
 LOOKED_AT = 200  # rows from which the form of a table is read off
 _DECODE = json.JSONDecoder().raw_decode  # half the time of json.loads, but stops at the first blank
+MOST_NAMES = 12  # columns that a message lists
+_COMMON = frozenset(
+    (
+        *AUTHOR_COLUMNS, *TEXT_COLUMNS, *TIME_COLUMNS, "id", "note", "notes", "title", "subject", "label", "category",
+        "channel", "room", "group", "type", "url", "link", "lang", "language", "rating", "score", "likes", "entry",
+        "description", "summary", "sentence", "line", "words", "who", "day", "to", "reply_to", "attachments",
+    )
+)  # fmt: skip
 _Columns = tuple[str, str, str | None]  # author (or NO_AUTHOR), text, time
 _Row = Mapping[str, Any] | str  # a row, or why there is none
 
@@ -153,7 +161,7 @@ def records_of(
         if isinstance(row, str):
             result: Record | str = row
         elif columns is None:
-            result = _no_columns(row, author_column, text_column, header=form is None or form.header)
+            result = _no_columns(row, author_column, text_column, form)
         else:
             result = _record(row, columns)
         if isinstance(result, Record):
@@ -292,7 +300,7 @@ def form_of(file: File, author: str | None = None, text: str | None = None) -> F
     numbered = dict(zip(map(str, range(1, len(names) + 1)), names, strict=True))
     who, what = numbered.get(author or ""), numbered.get(text or "")
     if author == NO_AUTHOR:
-        who = NO_AUTHOR
+        who, what = NO_AUTHOR, names[0] if text is None and len(names) == 1 else what
     if who is not None and what is not None:
         return Form(mark, quoted, header, (who, what, None), names, before)
     guess = None if header or author or text else _guess(rows, len(names))
@@ -379,11 +387,19 @@ def _table_rows(file: TextIO, form: Form) -> Iterator[tuple[int, _Row]]:
         if last is not None:
             yield last
         start, end = end, table.line_num
-        last = end + form.before, "more fields than the header" if None in fields else fields
+        last = end + form.before, _wide(form) if None in fields else fields
     if last is not None and form.quoted and lines.marks % 2 and end - start > 1:
         last = start + form.before + 1, 'a quotation mark (") that is never closed; what follows it is one field'
     if last is not None:
         yield last
+
+
+def _wide(form: Form) -> str:
+    """Say that a row has too many fields, and what helps."""
+    remedy = (
+        "a text that holds the mark between fields needs quotation marks" if form.quoted else "no text may hold tabs"
+    )
+    return f"more fields than the {'header' if form.header else 'other rows'}; {remedy}"
 
 
 def _json_row(line: str) -> Mapping[str, Any] | str:
@@ -410,17 +426,33 @@ def _columns(row: Iterable[str], author: str | None, text: str | None) -> _Colum
     return None if who is None or what is None else (who, what, find(TIME_COLUMNS))
 
 
-def _no_columns(row: Mapping[str, Any], author: str | None, text: str | None, *, header: bool = True) -> str:
-    """Say which columns are missing. What there is is not named: the first row of a table without a header is text."""
-    if not header:
+def _no_columns(row: Mapping[str, Any], author: str | None, text: str | None, form: Form | None) -> str:
+    """Say which columns are missing, and how to name them. Of those there are only common names are shown: the first
+    row of a table without a header is text, and fields of JSON may be people.
+    """
+    columns = f"{len(row)} column{'s' * (len(row) != 1)}"
+    if form is not None and not form.header:
+        first = "its first row looks like data, not like names"
+        if len(row) == 1:
+            return f"{first}; --author-column - reads its one column as one person's text"
+        if author == NO_AUTHOR and text is None:
+            return f"{first}; say which of the {columns} is the text: --text-column 2"
         return (
-            f"its first row looks like data, not like names; say which of the {len(row)} columns are read: "
-            "--author-column 1 --text-column 2, or --author-column - for one person's text"
+            f"{first}; say which of the {columns} are read: --author-column 1 --text-column 2, or --author-column - "
+            "--text-column 2 for one person's text"
         )
-    known = [AUTHOR_COLUMNS] * (author is None) + [TEXT_COLUMNS] * (text is None)
-    wanted = [f'"{name}"' for name in (author, text) if name] + [f"{names[0]} (or {names[1]}, …)" for names in known]
-    advice = "name them with --author-column NAME --text-column NAME"
-    return f"its {len(row)} columns do not include {' and '.join(wanted)}; {advice}"
+    spelt = {name.strip().lower() for name in row}
+    missing, flags = [], []
+    for name, known, flag in ((author, AUTHOR_COLUMNS, "--author-column"), (text, TEXT_COLUMNS, "--text-column")):
+        if name != NO_AUTHOR and spelt.isdisjoint((name.lower(),) if name else known):
+            missing.append(f'"{name}"' if name else f"{known[0]} (or {known[1]}, …)")
+            flags.append(f"{flag} NAME")
+    shown = [name.strip() if name.strip().lower() in _COMMON else "…" for name in islice(row, MOST_NAMES)]
+    there = f" ({', '.join(shown)}{', …' * (len(row) > MOST_NAMES)})" if set(shown) != {"…"} else ""
+    advice = f"name {'it' if len(flags) == 1 else 'them'} with {' '.join(flags)}"
+    if flags[:1] == ["--author-column NAME"]:
+        advice += ", or --author-column - if one person wrote all"
+    return f"its {columns}{there} do{'es' * (len(row) == 1)} not include {' and '.join(missing)}; {advice}"
 
 
 def _record(row: Mapping[str, Any], columns: _Columns) -> Record | str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import os
 import stat
 import zipfile
 import zlib
@@ -257,21 +258,37 @@ def text_of(data: bytes) -> str:
 # Folders and archives
 
 
-def leaves_of(place: Path) -> list[Leaf]:
+def leaves_of(place: Path, closed: dict[str, str] | None = None) -> list[Leaf]:
     """Return the files of a folder or .zip by name, without those that are not shown.
+
+    Args:
+      closed: takes the files and folders that may not be read, and why.
 
     Raises:
       Unusable: the archive is damaged, or unpacks to far more than text does.
     """
-    found = _in_folder(place) if place.is_dir() else _in_archive(place)
+    found = _in_folder(place, {} if closed is None else closed) if place.is_dir() else _in_archive(place)
     shown = (leaf for leaf in found if not any(name.startswith((".", "__MACOSX")) for name in leaf.name.split("/")))
     return sorted(shown, key=lambda leaf: PurePosixPath(leaf.name))
 
 
-def _in_folder(folder: Path) -> Iterator[Leaf]:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            yield Leaf(path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode(), path)
+def _in_folder(folder: Path, closed: dict[str, str]) -> Iterator[Leaf]:
+    def name_of(path: Path) -> str:
+        return path.relative_to(folder).as_posix().encode(errors="backslashreplace").decode()
+
+    def refused(error: OSError) -> None:
+        path = Path(error.filename or folder)
+        name = folder.resolve().name if path == folder else name_of(path)
+        closed[name] = why_unreadable(error)
+
+    for place, _, files in os.walk(folder, onerror=refused):
+        for name in files:
+            path = Path(place, name)
+            try:
+                if path.is_file():
+                    yield Leaf(name_of(path), path)
+            except OSError as error:
+                refused(error)
 
 
 def _in_archive(path: Path) -> Iterator[Leaf]:

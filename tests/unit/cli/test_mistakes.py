@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from keyfed.deploy.up import run_vocab
+from keyfed.errors import DataError
 from keyfed.run.console import Silent
 from keyfed.run.encode import vocab_from_file
 from keyfed.run.folder import read_run_toml
+from keyfed.text.vectors import recognise
 from keyfed.text.vocab import BASE_WORDS, Vocab
 
 SECRET = "zebraquantum"
@@ -355,3 +358,31 @@ def test_laptops_agree_on_the_words_of_the_base_model(keyfed, tmp_path, monkeypa
     config = read_run_toml(tmp_path / "run")[0]
     assert config.data.vocab_file == "base", "holds on any machine"
     assert Vocab.from_json(run_vocab(config, vocab_from_file(config), Silent())) == base, "what a federation is sent"
+
+
+def test_a_file_of_settings_as_notepad_saves_it_is_read(keyfed, tmp_path):
+    (tmp_path / "a.txt").write_text("some words of a line\n" * 400)
+    settings = tmp_path / "mine.toml"
+    settings.write_bytes(b"\xef\xbb\xbf[train]\r\nrounds = 3\r\ncohort = 2\r\n[data]\r\nclients = 4\r\n")
+    run = ("train", "--data", tmp_path / "a.txt", "--config", settings, "--dry-run")
+    code, out, err = keyfed(*run)
+    assert (code, err) == (0, "")
+    assert "train.rounds = 3" in out
+    settings.write_text('[train]\nrounds = "three"\n')
+    code, _, err = keyfed(*run)
+    assert code == 2
+    assert f'{settings}: train.rounds is "three"; expected a whole number' in err
+
+
+def test_vectors_that_are_no_file_are_not_called_empty(keyfed, tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="no regular file; expected word vectors"):
+        recognise(pipe)
+
+    def refused(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(type(tmp_path), "exists", refused)
+    with pytest.raises(DataError, match=r"cannot be read \(Permission denied\)"):
+        recognise(tmp_path / "a.txt")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 
 import pytest
 
+from keyfed.errors import DataError
 from keyfed.text.check import check_corpus, notices
-from keyfed.text.corpus import Author, Corpus
+from keyfed.text.corpus import Author, Corpus, pseudonym, read_corpus
 from keyfed.text.language import language_of, unspaced
 
 SECRET = "zebraquantum"
@@ -80,6 +82,83 @@ def test_what_would_be_learnt_by_mistake_is_noticed(line, said):
 def test_prose_with_colons_and_times_is_not_noticed():
     lines = ["He said: come in", "See you at 21:05 then", "First Citizen:", "it was (as they say) over", "no more"]
     assert notices(corpus(*lines * 10)) == ()
+
+
+def test_numbers_are_noticed_and_counted_in_the_singular(keyfed, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"{k}, {k * k} {k / 7:.3f}\n" for k in range(300)))
+    assert "0% of the words have letters" in keyfed("data", "check", path)[1]
+    path.write_text("hello\n")
+    assert "1 line, 1 word, the longest line has 1" in keyfed("data", "check", path)[1]
+
+
+def test_me_names_somebody_only_where_the_text_does(keyfed, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("some words of a line\n" * 30)
+    out = keyfed("data", "check", path, "--me", "Anna")[1]
+    assert "named in the text" not in out
+    assert "one person's" in out
+    assert "--me Anna" in out, "the command that is shown works"
+    assert "--me" not in keyfed("data", "check", "chat")[1], "a known corpus takes none"
+
+
+def test_a_run_keeps_the_name_of_me_as_a_hash(keyfed, tmp_path):
+    path = tmp_path / "chat.txt"
+    path.write_text(CHAT * 20)
+    out = tmp_path / "run"
+    small = [word for key in ("train.rounds=2", "data.clients=4", "train.cohort=2", "model.embed=4", "model.hidden=4",
+                              "data.window=5") for word in ("--set", key)]  # fmt: skip
+    run = ("train", "fedavg", "--data", path, "--me", "Anna", "--out", out, *small)
+    code, _, err = keyfed(*run)
+    assert code == 0, err
+    files = [file for file in out.rglob("*") if file.suffix in (".toml", ".md", ".html", ".json", ".jsonl")]
+    assert files
+    assert not [file.name for file in files if "Anna" in file.read_text("utf-8").replace(str(tmp_path), "")]
+    assert f'me = "{pseudonym("Anna")}"' in (out / "run.toml").read_text()
+    code, _, err = keyfed(*run, "--resume")
+    assert code == 0, err
+    assert keyfed("evaluate", out)[0] == 0
+
+
+def test_folders_that_may_not_be_read_are_named(keyfed, tmp_path, monkeypatch):
+    """The tests may run as root, who may read everything."""
+    (tmp_path / "notes" / "sub").mkdir(parents=True)
+    (tmp_path / "notes" / "a.txt").write_text("some words of a line\n" * 30)
+    real = os.walk
+
+    def walk(top, onerror=None, **options):
+        for place in (top, os.path.join(top, "sub")):
+            if os.path.basename(place) in ("sub", "closed"):
+                onerror(PermissionError(13, "Permission denied", str(place)))
+        yield from (found for found in real(top, onerror=onerror, **options) if "closed" not in str(top))
+
+    monkeypatch.setattr(os, "walk", walk)
+    code, out, err = keyfed("data", "check", tmp_path / "notes")
+    assert (code, err) == (0, "")
+    assert "left out:      sub: Permission denied" in out
+    (tmp_path / "closed").mkdir()
+    code, out, err = keyfed("data", "check", tmp_path / "closed")
+    assert (code, out) == (2, "")
+    assert "closed: Permission denied" in err
+
+
+def test_a_path_behind_a_closed_folder_is_one_line(keyfed, tmp_path, monkeypatch):
+    def stat(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    path = tmp_path / "a.txt"
+    monkeypatch.setattr(type(path), "exists", stat)
+    with pytest.raises(DataError, match="Permission denied; expected text that you may read"):
+        read_corpus(path)
+
+
+@pytest.mark.parametrize("method", [(), ("fedavg",)])
+def test_a_long_line_asks_for_line_ends_and_not_for_clients(keyfed, tmp_path, method):
+    path = tmp_path / "huge.txt"
+    path.write_text(" ".join(f"word{k % 50}" for k in range(200_000)) + "\n")
+    _, out, err = keyfed("train", *method, "--data", path, "--dry-run")
+    assert "put line ends" in out + err
+    assert "100 clients need" not in err
 
 
 def notes(folder, number=8):

@@ -349,6 +349,12 @@ def test_mbox(tmp_path: Path, name: str) -> None:
     assert [author.lines for author in mine.authors] == [MAIL_LINES[1]]
 
 
+def test_an_mbox_with_a_byte_order_mark(tmp_path: Path) -> None:
+    for name in ("All mail.mbox", "INBOX"):
+        corpus = read_corpus(put(tmp_path / name, b"\xef\xbb\xbf" + MBOX))
+        assert said(corpus, "anna@example.org", "ben@example.org") == MAIL_LINES
+
+
 def test_single_mails_in_a_folder(tmp_path: Path) -> None:
     for k, message in enumerate(MBOX.split(b"\nFrom ")[:3]):
         put(tmp_path / "mail" / f"{k}.eml", message.partition(b"\n")[2])
@@ -471,6 +477,31 @@ def test_columns_that_cannot_be_told_are_asked_for_by_number(tmp_path: Path) -> 
     with pytest.raises(DataError, match=r"looks like data.*which of the 3 columns.*--author-column 1") as caught:
         read_corpus(path)
     assert "hello" not in str(caught.value)
+
+
+def test_what_is_missing_is_named_alone(tmp_path: Path) -> None:
+    """The advice of each message works when it is followed."""
+    bare = put(tmp_path / "bare.csv", "see you at nine, then\n".replace(",", "") * 3 + "where are you now\n" * 3)
+    with pytest.raises(DataError, match="--author-column - reads its one column as one person's text"):
+        read_corpus(bare)
+    assert len(read_corpus(bare, author_column="-").authors[0].lines) == 6
+    table = put(tmp_path / "notes.csv", "id,note\n0,see you at nine\n1,where are you now\n")
+    with pytest.raises(DataError, match=r"2 columns \(id, note\) .*or --author-column - if one person wrote all"):
+        read_corpus(table)
+    with pytest.raises(DataError, match=r"do not include text \(or body, …\); name it with --text-column NAME\)"):
+        read_corpus(table, author_column="-")
+    assert read_corpus(table, author_column="-", text_column="note").authors[0].lines[0] == "see you at nine"
+    one = put(tmp_path / "one.csv", "text\nsee you at nine\nwhere are you now\n")
+    with pytest.raises(DataError, match=r"its 1 column \(text\) does not include author"):
+        read_corpus(one)
+    assert len(read_corpus(one, author_column="-").authors[0].lines) == 2
+
+
+def test_a_first_row_that_may_be_text_is_not_shown(tmp_path: Path) -> None:
+    for first, shown in (("zebra,hello you", "its 2 columns do not"), ("zebra,note", r"its 2 columns \(…, note\) do")):
+        with pytest.raises(DataError, match=shown) as caught:
+            read_corpus(put(tmp_path / "a.csv", f"{first}\nben,how are you\n"))
+        assert "zebra" not in str(caught.value)
 
 
 def test_a_quotation_mark_that_is_never_closed_is_noticed(tmp_path: Path) -> None:

@@ -281,7 +281,8 @@ _TWIN = "noiseless twin"
 _AUDIT = "an audit"
 _DEVICE = "a client keeps to itself"
 RULES = (
-    Rule("run.toml", "public", "named", "the configuration; of a simulation also the seed and a sum of the text",
+    Rule("run.toml", "public", "named",
+         "the configuration; of a simulation also the seed, a sum of the text and the hash of a name (`--me`)",
          "the seed and the sum of the text in run.toml"),
     Rule("run.lock", "public", "public", "empty"),
     Rule("run.id", "public", "public", "the run's random name"),

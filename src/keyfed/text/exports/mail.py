@@ -9,6 +9,7 @@ headers are cut (`LONGEST_HEADER`), what is nested deeper than `MOST_LEVELS` sta
 
 from __future__ import annotations
 
+import codecs
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from email.errors import HeaderParseError
@@ -91,6 +92,7 @@ def is_mbox(start: bytes) -> bool:
       >>> is_mbox(b"From ann Thu Jan  1 00:00:00 2024\\nFrom: ann@example.org\\n"), is_mbox(b"From here on\\n")
       (True, False)
     """
+    start = start.removeprefix(codecs.BOM_UTF8)
     if not start.startswith(b"From "):
         return False
     heads = start.replace(b"\r\n", b"\n").split(b"\n\n")[0].lower().split(b"\n")[1:]
@@ -123,7 +125,8 @@ def messages(lines: Iterable[bytes]) -> Iterator[bytes]:
     """
     kept: list[bytes] | None = None
     size, blank = 0, True
-    for line in lines:
+    for number, line in enumerate(lines):
+        line = line if number else line.removeprefix(codecs.BOM_UTF8)
         if blank and line.startswith(b"From "):
             if kept is not None:
                 yield b"".join(kept)

@@ -131,10 +131,15 @@ def recognise(path: Path, dim: int | None = None) -> Recognised:
       ConfigError: The file has fewer numbers a word than the `dim` that are wanted.
       DataError: It is missing, empty, or of no known format.
     """
-    if not path.exists():
-        raise DataError(f"{path}: no such file; expected word vectors")
+    try:
+        if not path.exists():
+            raise DataError(f"{path}: no such file; expected word vectors")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); expected word vectors") from None
     if path.is_dir():
         return _in_pieces(find_embedding(path), path, dim)
+    if not path.is_file():
+        raise DataError(f"{path}: no regular file; expected word vectors")
     if path.stat().st_size == 0:
         raise DataError(f"{path}: empty; expected word vectors")
     if is_npz(path):
