@@ -157,6 +157,9 @@ def test_without_a_policy_of_its_own_the_worker_with_the_text_does_not_start(vis
     manifest = debugger.send("Page.getAppManifest")
     assert manifest["errors"] == []
     assert json.loads(manifest["data"])["keyfed"]["hash"] == elsewhere.site.hash
+    one.page.click("#leave")  # the server would count it as there for some seconds more
+    one.page.click("#leave")
+    expect(note(one)).to_contain_text("the server has taken this page off its roster")
 
 
 @pytest.mark.parametrize(
