@@ -232,7 +232,7 @@ PANEL = """async () => {
   document.body.append(body);
   window.acts = [];
   const settings = {consent: true, out: false, preview: false, minutes: 10, budget: 0, floor: 3};
-  window.panel = new FederatedPanel(body, settings, {agree() {}, change() {}, 
+  window.panel = new FederatedPanel(body, settings, {agree() {}, change() {},
     act: (kind, more) => acts.push([kind, more ?? null])});
   window.state = {
     kept: {lines: 0, held: 0, bytes: 0, most: 4000}, work: {name: ''}, line: '', isTrouble: false, trouble: null,
