@@ -1,7 +1,7 @@
 """Enrolment: a client hands over its public keys in a file, the server's operator takes it in, or sends it away.
 
-The file holds nothing secret. It is signed with the client's identity, so that nobody can enrol keys that are not
-theirs under that identity; that it comes from the person it names is for the operator to know.
+The file holds nothing secret. It is signed with the client's identity, so that keys of others cannot be enrolled under
+that identity. That it comes from the person it names is for the operator to know.
 """
 
 from __future__ import annotations

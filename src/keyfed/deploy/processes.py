@@ -1,7 +1,7 @@
 """Processes that are started here: recorded, and stopped whatever happens.
 
-Each gets a process group of its own (Ctrl-C reaches only us, and we stop them in order), its output in a file, and a
-mark in its environment that all its descendants inherit, so that even those that have left the group are found
+Each gets a process group of its own: Ctrl-C reaches only us, and we stop them in order. Its output goes to a file. A
+mark in its environment is inherited by all its descendants, so that even those that have left the group are found
 (Linux).
 """
 
@@ -203,7 +203,7 @@ def bound_log() -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on now."""
+    """Return a port that is free now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as s:
         s.bind((host, 0))
         return int(s.getsockname()[1])
