@@ -58,7 +58,9 @@ def test_a_base_letter_is_one_character_without_accents(c):
 
 def test_the_constants_make_sense():
     k = table("constants")
-    assert all(isinstance(value, int | float | str | dict) for value in k.values())
+    weighed, of = k["cache_prior"]
+    assert 0 < weighed < of
+    assert all(isinstance(value, int | float | str | dict) for name, value in k.items() if name != "cache_prior")
     assert 0 < k["miss_mark"] < k["miss_double"] < k["miss"] <= k["extra"]
     assert k["accent"] < k["sub_near"] < k["sub_far"]
     assert k["swap"] < k["sub_near"] * 2

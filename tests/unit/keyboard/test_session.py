@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from keyfed import system
 from keyfed.cli.app import app
 from keyfed.config.load import Config, DataConfig, ModelConfig
 from keyfed.engine.network import init_params, reader_of
@@ -455,7 +456,8 @@ def test_without_a_terminal_every_line_gets_its_suggestions(tmp_path):
 
 
 def test_without_node_the_next_words_are_shown_and_the_reason_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "node_program", lambda: None)
+    for place in (session, system):
+        monkeypatch.setattr(place, "node_program", lambda: None)
     out = suggest(a_run(tmp_path), given="the cat\n")
     assert "node is not installed: next words only" in out
     assert sorted(out.splitlines()[-1].split("\t")) == ["cat", "sat", "the"]
@@ -556,9 +558,9 @@ def test_a_cursor_inside_a_word_is_about_all_of_it():
     assert "cat" in texts(line.strip())
     line.pick(next(slot for slot in line.strip().slots if slot and slot.text == "cat"))
     assert (line.text, line.right) == ("the cat ", "")
-    for _ in press(line, "ctas on\x1b[D\x1b[D\x1b[D\x1b[D "):
+    for _ in press(line, "ctaxyz on" + "\x1b[D" * 6 + " "):
         pass
-    assert line.text + line.right == "the cat cta s on"
+    assert line.text + line.right == "the cat cta xyz on"
     line = TypedLine(keyboard())
     for _ in press(line, "pizza\x1b[D\x1b[D"):
         pass
