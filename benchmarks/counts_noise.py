@@ -42,7 +42,7 @@ def measure(run: Path, how: Counting) -> dict[str, Any]:
     """Count a copy of a run, and return the figures of all models on its test text."""
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "run"
-        shutil.copytree(run, own)
+        shutil.copytree(run, own, ignore=shutil.ignore_patterns("counts.*", "mixture.json"))  # counted or not
         trained, prepared = with_data(own, None)
         prepared = replace(prepared, unseen={})
         report = count_run(trained, prepared, how)
