@@ -346,7 +346,7 @@ class Page {
   #storedElsewhere(key, json) {
     if (key === SETTINGS_KEY) return this.#takeIncognito();
     if (key === PERSONAL_KEY && json) return this.#sendLater("importJSON", json);
-    this.#forgetElsewhere();
+    if (key === null || this.#store.forgotten !== this.#forgotten) this.#forgetElsewhere(); // once, of two events
   }
 
   #forgetElsewhere() {

@@ -169,6 +169,7 @@ function change({ id, action, value }) {
   try {
     if (!CHANGES.has(action)) throw new Error(`there is no action ${action}`);
     engine.personal[action](value);
+    if (action === "forgetAll") saved = engine.personal.exportJSON(); // the page stored that; later it would undo what another tab has learnt since
     post("changed", { id, message: "" });
   } catch (error) {
     post("changed", { id, message: error.message });
