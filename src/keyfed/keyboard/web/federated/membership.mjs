@@ -131,10 +131,11 @@ export class Membership {
       await this.#reckon();
       this.begin();
     } catch (error) {
+      await this.#reckon();
+      this.#isJoining = false; // the line may be read and answered at once
       if (error instanceof Away) say(`The server is away: press "Join" again later; the same link${isAsked ? " and this page still fit together, if it arrived" : " is not used yet"}.`, true);
       else if (error instanceof Refusal) say(error.type === "link" ? "This link is used, expired or wrong: ask for a new one." : `The server refuses this page: ${error.message}`, true);
       else throw error;
-      await this.#reckon();
     }
   }
 
